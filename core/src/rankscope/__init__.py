@@ -1,0 +1,1 @@
+"""rankscope: profiling of distributed training."""
