@@ -45,7 +45,7 @@ arguments; an old backend just does not ask for them.
 
 Attributes that core reads from the entry point's object (all optional but ``Options``):
 
-``Options``       frozen dataclass, every field with a default. A bool field ``discrete`` sets the tool's own default for it.
+``Options``       frozen dataclass, every field with a default; a bool field ``discrete`` sets the tool's own default.
 ``owns``          set of names; two selected tools that own the same one in a process are a config error.
 ``thread_bound``  True when ``stop`` must run on the thread that ran ``start``; core then carries a foreign stop over.
 ``suffix``        file name ending of its artifacts, shown by ``rankscope plan``.
@@ -145,7 +145,7 @@ class BackendSpecs:
     def finish(self, artifacts: Sequence[Artifact]) -> None:
         """The run's captures are complete: called exactly once, after the last window, also at an early end.
 
-        No window is open. ``artifacts`` are this tool's files of this process. The user's finish command runs after it::
+        No window is open. ``artifacts`` are this tool's files of this process. The finish command runs after it::
 
             @hookimpl
             def finish(self, artifacts):

@@ -20,10 +20,17 @@ WindowReason = Literal["step", "stage", "manual"]
 class Logger(Protocol):
     """What a backend may log with: an event in words, facts as keywords."""
 
-    def debug(self, event: str, **facts: Any) -> Any: ...
-    def info(self, event: str, **facts: Any) -> Any: ...
-    def warning(self, event: str, **facts: Any) -> Any: ...
-    def error(self, event: str, **facts: Any) -> Any: ...
+    def debug(self, event: str, **facts: Any) -> Any:
+        """Log at this level."""
+
+    def info(self, event: str, **facts: Any) -> Any:
+        """Log at this level."""
+
+    def warning(self, event: str, **facts: Any) -> Any:
+        """Log at this level."""
+
+    def error(self, event: str, **facts: Any) -> Any:
+        """Log at this level."""
 
 
 @dataclasses.dataclass(frozen=True)
