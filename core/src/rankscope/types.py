@@ -77,6 +77,7 @@ class Window:
         steps: all steps that it may cover (more than one only with ``profile_continuous_steps``).
         scope: ``train`` for a worker's whole step, else the stage that it covers.
         reason: why it exists.
+        scheduled: whether a schedule over mini-batches applies: False in a stage that is not an update stage.
         started_ns: nanoseconds since the epoch.
     """
 
@@ -86,7 +87,8 @@ class Window:
     steps: tuple[int, ...]
     scope: str
     reason: WindowReason
-    started_ns: int
+    scheduled: bool = True
+    started_ns: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +103,7 @@ class Span:
         instance: the object whose method runs, or None. A backend must not keep it.
         args, kwargs: the call's arguments (without the bound object). A backend must not keep them.
         parent: the span around this one in the same thread or task, or None.
+        step: set only on the span that stands for a whole training step; core opens it in every window.
     """
 
     stage: str
@@ -113,6 +116,7 @@ class Span:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     parent: Span | None = None
+    step: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

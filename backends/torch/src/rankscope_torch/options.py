@@ -1,0 +1,118 @@
+"""What ``tool_config.torch`` may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from typing import Optional
+
+from rankscope import OptionError
+
+CONTENTS: tuple[str, ...] = ("cpu", "cuda", "device", "memory", "shapes", "stack", "flops")
+"""What can be recorded; ``cuda`` and ``device`` both mean the accelerator that torch reports."""
+
+ON_SWAP = ("drop", "keep")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleOptions:
+    """A schedule over the mini-batches of the update stage; the numbers are those of ``torch.profiler.schedule``.
+
+    Attributes:
+        skip_first: mini-batches before the first cycle.
+        wait: mini-batches at the start of each cycle that are not recorded.
+        warmup: mini-batches in which the profiler already runs and throws its data away.
+        active: mini-batches that are recorded in each cycle; 0 switches the schedule off.
+        repeat: number of cycles; 0 means: in discrete mode until the stage ends, in continuous mode one.
+        skip_first_wait: not 0: the first cycle has no ``wait``.
+        stage: the stage whose mini-batches count; by default the first one that reports any.
+    """
+
+    skip_first: int = 0
+    wait: int = 0
+    warmup: int = 0
+    active: int = 0
+    repeat: int = 0
+    skip_first_wait: int = 0
+    stage: Optional[str] = None  # noqa: UP045 - OmegaConf reads this annotation on Python 3.10
+
+    def __post_init__(self) -> None:
+        wrong = [
+            (name, f"must be 0 or more, got {value}")
+            for name in ("skip_first", "wait", "warmup", "active", "repeat", "skip_first_wait")
+            if (value := getattr(self, name)) < 0
+        ]
+        if self.active == 0 and (self.skip_first or self.wait or self.warmup or self.repeat):
+            wrong.append(
+                ("active", "is 0, which switches the schedule off, yet other numbers are set; set it to 1 or more")
+            )
+        if wrong:
+            raise OptionError(wrong)
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a schedule."""
+        return self.active > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchOptions:
+    """Options of the torch backend.
+
+    Attributes:
+        contents: any of cpu, cuda (or device), memory, shapes, stack, flops, or all; empty means cpu and the device
+            that is present. The CPU is always recorded, since the stage rows live there.
+        discrete: a file for each stage instead of one for the whole step.
+        schedule: record only some mini-batches of the update stage.
+        step_rows: also write one ``ProfilerStep#<step>`` row per training step, which HTA and TensorBoard look for.
+        keep_stages: with a schedule, show the stages outside of the recorded mini-batches as rows too.
+        all_threads: record operators and ranges of all threads, and allow a stop from any thread (an experimental
+            option of torch; allocator events are then not recorded).
+        on_swap_tensors: with shapes or stack, torch cannot swap tensors (FSDP2 offload, ``module.to`` by swapping):
+            ``drop`` these contents where that is in use, or ``keep`` them.
+        compression: gzip level of the file, 1 (fast) to 9 (small).
+        profile_token_start, profile_token_end: token window of a rollout engine; no effect in a training process.
+    """
+
+    contents: tuple[str, ...] = ()
+    discrete: bool = False
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    step_rows: bool = False
+    keep_stages: bool = True
+    all_threads: bool = False
+    on_swap_tensors: str = "drop"
+    compression: int = 6
+    profile_token_start: Optional[int] = None  # noqa: UP045 - as above
+    profile_token_end: Optional[int] = None  # noqa: UP045 - as above
+
+    def __post_init__(self) -> None:
+        from rankscope.errors import did_you_mean
+
+        choices = (*CONTENTS, "all")
+        wrong = [
+            ("contents", f"has no choice {name!r}; choices: {', '.join(choices)}.{did_you_mean(name, choices)}")
+            for name in self.contents
+            if name not in choices
+        ]
+        if self.on_swap_tensors not in ON_SWAP:
+            hint = did_you_mean(self.on_swap_tensors, ON_SWAP)
+            wrong.append(("on_swap_tensors", f"must be drop or keep, got {self.on_swap_tensors!r}.{hint}"))
+        if not 1 <= self.compression <= 9:
+            wrong.append(("compression", f"must be 1 to 9, got {self.compression}"))
+        start, end = self.profile_token_start, self.profile_token_end
+        for name, value in (("profile_token_start", start), ("profile_token_end", end)):
+            if value is not None and value < 0:
+                wrong.append((name, f"must be 0 or more, got {value}"))
+        if start is not None and end is not None and end <= start:
+            wrong.append(("profile_token_end", f"must be greater than profile_token_start ({start}), got {end}"))
+        if wrong:
+            raise OptionError(wrong)
+
+    def wants(self, name: str) -> bool:
+        """Whether a content is asked for by name or by ``all``."""
+        return name in self.contents or "all" in self.contents
+
+    @property
+    def wants_device(self) -> bool:
+        """Whether the accelerator is to be recorded where there is one."""
+        return not self.contents or self.wants("cuda") or self.wants("device")

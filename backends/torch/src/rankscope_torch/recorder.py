@@ -1,0 +1,250 @@
+"""One window of the torch backend: opens and closes captures as the schedule says, and hands the files over."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rankscope import Context, Reservation, Span, Window
+from rankscope_torch.options import TorchOptions
+from rankscope_torch.ranges import Labels, OwnRange, Range, TorchRange
+from rankscope_torch.schedule import MiniBatchSchedule
+from rankscope_torch.session import Capture, SessionLost
+
+FINISH = "rankscope_torch.trace:finish"
+SUFFIX = ".json.gz"
+_NESTING_KINDS = ("sync", "with")
+
+
+def is_batch(label: str) -> bool:
+    """Whether a row is a mini- or micro-batch, which a schedule leaves out on purpose."""
+    return label.startswith(("mini_batch", "micro_batch"))
+
+
+@dataclasses.dataclass
+class Segment:
+    """A stretch of the window that becomes one file.
+
+    Attributes:
+        capture: torch's session.
+        first: the mini-batch in which it began; None without a schedule.
+        from_the_top: it began with the window, so it holds something even before the first mini-batch.
+        done: mini-batches that were finished in it.
+        begun: whether a mini-batch was seen to begin in it.
+    """
+
+    capture: Capture
+    first: int | None = None
+    from_the_top: bool = False
+    done: int = 0
+    begun: bool = False
+
+    @property
+    def part(self) -> str:
+        """The part of the file's name that says which mini-batches it holds."""
+        if self.first is None or not (self.done or self.begun):
+            return ""
+        last = self.first + max(self.done, 1) - 1
+        return f"mb{self.first}" if last == self.first else f"mb{self.first}-{last}"
+
+
+@dataclasses.dataclass
+class _Ready:
+    """A raw trace on disk that waits for the end of the window, when all rows are known."""
+
+    reservation: Reservation
+    arguments: dict[str, Any]
+    facts: dict[str, Any]
+    until_ns: int
+
+
+class Recorder:
+    """Everything that one window records.
+
+    Args:
+        window: what is recorded.
+        context: of the backend.
+        options: of the backend.
+        new_capture: makes a session of torch's profiler.
+        functions: enter and exit of a torch range.
+        labels: shared by the windows of the backend.
+        describe: the metadata that goes into each file.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        context: Context,
+        options: TorchOptions,
+        *,
+        new_capture: Callable[[], Capture],
+        functions: tuple[Any, Any],
+        labels: Labels,
+        describe: Callable[[Window], dict[str, Any]],
+    ) -> None:
+        self.window = window
+        self.context = context
+        self.options = options
+        self._new_capture = new_capture
+        self._functions = functions
+        self._labels = labels
+        self._describe = describe
+        self._thread = threading.get_ident()
+        self._schedule: MiniBatchSchedule | None = None
+        if options.schedule.on and window.scheduled:
+            whole_step = window.reason != "stage"
+            self._schedule = MiniBatchSchedule(options.schedule, options.schedule.repeat or (1 if whole_step else 0))
+        self._stage: str | None = options.schedule.stage
+        self._seen = 0
+        self._segment: Segment | None = None
+        self._waiting: Capture | None = None
+        self._ready: list[_Ready] = []
+        self._rows: list[Range] = []
+        self._running: dict[int, Range] = {}
+        self._elsewhere = 0
+        self._kept = 0
+        self._lost: list[str] = []
+
+    def start(self) -> None:
+        """Begin, or wait for the first scheduled mini-batch."""
+        if self._schedule is None:
+            self._open(None, from_the_top=True)
+        else:
+            self._enter_phase(0)
+
+    def step(self, span: Span | None) -> None:
+        """A mini-batch is done. Those of other stages than the scheduled one do not count."""
+        if self._schedule is None:
+            return
+        stage = span.stage if span is not None else ""
+        if self._stage is None:
+            self._stage = stage
+        if stage != self._stage:
+            return
+        self._seen += 1
+        if self._segment is not None:
+            self._segment.done += 1
+        self._enter_phase(self._seen)
+
+    def row(self, span: Span) -> AbstractContextManager[object] | None:
+        """The row of a span: torch's own if torch can record it here and now, else ours."""
+        segment = self._segment
+        if span.step is not None:
+            if not self.options.step_rows:
+                return None
+            label = f"ProfilerStep#{span.step}"
+        else:
+            label = span.stage
+        if segment is not None and not segment.begun and span.stage.startswith("mini_batch"):
+            segment.begun = True
+        here = self._thread == threading.get_ident() or self.options.all_threads
+        if segment is not None and here and span.kind in _NESTING_KINDS:
+            return TorchRange(self._functions, self._running, self._labels.safe(label), label, span.kind)
+        if segment is None and (is_batch(label) or not self.options.keep_stages):
+            return None
+        if not here:
+            self._elsewhere += 1
+        return OwnRange(self._rows, label, span.kind)
+
+    def stop(self) -> None:
+        """End the window: save what is open, and hand all files over with their rows."""
+        try:
+            self._close_segment()
+            if self._waiting is not None:
+                waiting, self._waiting = self._waiting, None
+                waiting.drop()
+        finally:
+            now = time.time_ns()
+            for ready in self._ready:
+                ready.arguments["rows"] = [row.plain(min(now, ready.until_ns)) for row in self._rows]
+                ready.arguments["labels"] = dict(self._labels.changed)
+                ready.facts["rows_of_other_threads"] = self._elsewhere
+                ready.reservation.finish_later(FINISH, ready.arguments, **ready.facts)
+            self._ready.clear()
+            self._tell()
+
+    def _enter_phase(self, index: int) -> None:
+        schedule = self._schedule
+        if schedule is None:
+            return
+        phase = schedule.phase(index)
+        if self._segment is not None and (phase != "record" or schedule.begins(index)):
+            self._close_segment()
+        if phase == "record" and self._segment is None:
+            self._open(index, from_the_top=index == 0)
+        elif phase == "warmup" and self._waiting is None:
+            self._waiting = self._new_capture()
+            self._waiting.prepare()
+
+    def _open(self, first: int | None, *, from_the_top: bool) -> None:
+        capture, self._waiting = self._waiting or self._new_capture(), None
+        capture.start(time.time_ns())
+        self._thread = threading.get_ident()
+        self._segment = Segment(capture, first, from_the_top)
+
+    def _close_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        until = time.time_ns()
+        began = time.perf_counter()
+        try:
+            segment.capture.stop()
+        except SessionLost as lost:
+            self._lost.append(str(lost))
+            self.context.store.missing(self.window, str(lost))
+            self.context.logger.error("a capture was lost", step=self.window.step, reason=str(lost))
+            return
+        # Ranges that are still running are not in torch's data: they become rows of ours, with their true end.
+        self._rows.extend(self._running.values())
+        self._running.clear()
+        if not segment.from_the_top and not segment.done and not segment.begun:
+            return  # the schedule had opened it for a mini-batch that never came
+        stopped = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            reservation = stack.enter_context(self.context.store.reserve(self.window, suffix=SUFFIX, part=segment.part))
+            segment.capture.save(reservation.staged)
+            stack.pop_all()
+        saved = time.perf_counter()
+        self._kept += 1
+        facts: dict[str, Any] = {
+            "seconds_blocked": round(saved - began, 6),
+            "seconds_stop": round(stopped - began, 6),
+            "raw_bytes": reservation.staged.stat().st_size,
+        }
+        if self._schedule is not None and segment.first is not None and (segment.done or segment.begun):
+            facts["mini_batches"] = [segment.first, segment.first + max(segment.done, 1) - 1]
+            facts["partial"] = segment.done < self.options.schedule.active
+        arguments = {
+            "metadata": {**self._describe(self.window), **facts, "start_ns": segment.capture.started_ns},
+            "compression": self.options.compression,
+        }
+        self._ready.append(_Ready(reservation, arguments, facts, until))
+
+    def _tell(self) -> None:
+        """Say what a user would otherwise find out from a trace that is not there."""
+        if self._elsewhere:
+            self.context.logger.warning(
+                "annotated ranges ran on threads that torch does not profile: their rows are kept, their operators are "
+                "not; all_threads: true records both",
+                ranges=self._elsewhere,
+                step=self.window.step,
+            )
+        schedule = self._schedule
+        if schedule is None or self._lost or self._seen > schedule.first:
+            return
+        needed = schedule.first + 1
+        reason = (
+            f"the schedule records from mini-batch {schedule.first} on, so it needs at least {needed}; "
+            f"{self._seen} ran" + (f" in stage {self._stage!r}" if self._stage else "")
+        )
+        if not self._kept:
+            self.context.store.missing(self.window, reason, status="empty")
+        self.context.logger.warning(
+            "no scheduled mini-batch was recorded", reason=reason, needed=needed, seen=self._seen, step=self.window.step
+        )

@@ -1,0 +1,121 @@
+"""Torch's profiler session: one a process, silently stolen by whoever starts next. Here it is guarded.
+
+Sources: torch 2.13.0, ``torch/autograd/profiler.py`` (``_is_profiler_enabled``, ``profile._start_trace``) and
+``torch/profiler/profiler.py`` (``_KinetoProfile``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+from pathlib import Path
+from typing import Any
+
+_OURS = 1
+"""Stands where torch puts True when a profiler starts: as true as that, yet another start or stop replaces it."""
+
+
+class SessionLost(Exception):  # noqa: N818 - a state of affairs that is told, not a programming error
+    """The capture cannot be saved; the text says why."""
+
+
+def foreign_active(torch: Any) -> bool:
+    """Whether somebody else's torch profiler runs in this process."""
+    flag = torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001
+    if flag is True:
+        return True
+    if flag == _OURS:  # an earlier capture of ours that was given up, e.g. because its thread ended
+        torch.autograd.profiler._set_is_profiler_enabled(False)  # noqa: SLF001
+        return False
+    return bool(torch._C._autograd._profiler_enabled())  # noqa: SLF001
+
+
+@dataclasses.dataclass
+class Capture:
+    """One session of torch's profiler, for one file. A new object each time: a used one records nothing.
+
+    Attributes:
+        profile: torch's object.
+        all_threads: whether any thread may stop it.
+        thread, thread_name: who started it.
+        started_ns: when recording began, in nanoseconds since the epoch; 0 while it only warms up.
+    """
+
+    profile: Any
+    torch: Any
+    all_threads: bool = False
+    thread: int = 0
+    thread_name: str = ""
+    started_ns: int = 0
+    prepared: bool = False
+
+    def prepare(self) -> None:
+        """Let the device side warm up; nothing is kept yet."""
+        if not self.prepared:
+            self.profile.prepare_trace()
+            self.prepared = True
+
+    def start(self, now_ns: int) -> None:
+        """Record from now on."""
+        self.prepare()
+        self.profile.start_trace()
+        self.torch.autograd.profiler._is_profiler_enabled = _OURS  # noqa: SLF001
+        self.thread, self.thread_name = threading.get_ident(), threading.current_thread().name
+        self.started_ns = now_ns
+
+    def stop(self) -> None:
+        """End the session.
+
+        Raises:
+            SessionLost: it is not ours to end any more, or ends without data; ``save`` would crash the process.
+        """
+        flag = self.torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001
+        if flag is True:
+            raise SessionLost("another torch profiler was started inside this window and still runs; it is left alone")
+        if flag != _OURS:
+            raise SessionLost("another torch profiler was started and stopped inside this window, which ended this one")
+        here = threading.current_thread()
+        if self.thread != threading.get_ident() and not self.all_threads:
+            self.torch.autograd.profiler._set_is_profiler_enabled(False)  # noqa: SLF001
+            raise SessionLost(
+                f"it was started on thread {self.thread_name!r}, which has ended, and torch cannot stop it on "
+                f"{here.name!r}; set all_threads: true to stop it anywhere"
+            )
+        self.profile.stop_trace()
+        results = self.profile.profiler.kineto_results
+        start_ns = getattr(results, "trace_start_ns", None)
+        if results is None or (start_ns is not None and start_ns() == 0):
+            raise SessionLost("torch ended the session without data")
+
+    def drop(self) -> None:
+        """Give up a session that only warmed up: end it and forget what it holds."""
+        if self.prepared and not self.started_ns:
+            # Torch offers no way to unprepare; a session that records nothing is the way.
+            self.profile.start_trace()
+            self.profile.stop_trace()
+
+    def save(self, path: Path) -> None:
+        """Write the raw trace. Torch reports no failure, so the file itself is looked at.
+
+        Raises:
+            OSError: there is no file, or it is empty.
+        """
+        self.profile.export_chrome_trace(str(path))
+        if not path.exists() or path.stat().st_size == 0:
+            raise OSError(f"torch wrote no trace to {path} (is the disk full, or the directory gone?)")
+
+
+def experimental_config(torch: Any, **wanted: Any) -> tuple[Any, list[str]]:
+    """Torch's experimental options, as far as this torch has them.
+
+    Returns:
+        The object (None when nothing is wanted), and the names of options that this torch does not know.
+    """
+    wanted = {name: value for name, value in wanted.items() if value}
+    if not wanted:
+        return None, []
+    factory = torch._C._profiler._ExperimentalConfig  # noqa: SLF001
+    documented = inspect.getdoc(factory.__init__) or ""
+    known = {name: value for name, value in wanted.items() if f"{name}:" in documented}
+    return (factory(**known) if known else None), sorted(set(wanted) - set(known))

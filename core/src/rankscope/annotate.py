@@ -1,0 +1,377 @@
+"""The hot path: spans. While no window is open, an annotated call costs one look at a tuple.
+
+This module knows neither pluggy nor the registry nor any backend. What is open in this process puts its sinks into
+``_sinks`` (see windows.py); everything here works on that tuple.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
+
+from rankscope.types import Span, SpanKind
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+
+_NO_ERROR: ExcInfo = (None, None, None)
+_CACHE_LIMIT = 4096
+
+
+class SpanSink(Protocol):
+    """One tool that is open in this process. Neither method ever raises an ``Exception``."""
+
+    def enter(self, span: Span) -> object:
+        """Show the span; the result is given back to ``leave``."""
+
+    def leave(self, span: Span, token: object, error: ExcInfo) -> Exception | None:
+        """End the span; in strict mode returns what the backend raised meanwhile."""
+
+
+_sinks: tuple[SpanSink, ...] = ()
+_running: ContextVar[tuple[_Run, ...]] = ContextVar("rankscope_running", default=())
+
+
+def set_sinks(sinks: tuple[SpanSink, ...]) -> None:
+    """Replace what is open in this process; called when a window opens or closes."""
+    global _sinks
+    _sinks = sinks
+
+
+def is_batch(stage: str) -> bool:
+    """Whether a label names a mini- or micro-batch: a part of a stage, never a stage of its own."""
+    return stage.startswith(("mini_batch", "micro_batch"))
+
+
+def current_stage() -> Span | None:
+    """The span that a finished mini-batch belongs to: innermost scheduled, else innermost stage, else None."""
+    innermost = None
+    for run in reversed(_running.get()):
+        if run.span.scheduled:
+            return run.span
+        if innermost is None and not is_batch(run.span.stage):
+            innermost = run.span
+    return innermost
+
+
+class _Run:
+    """One span under way: who shows it, and what they gave back."""
+
+    __slots__ = ("label", "shown", "span")
+
+    def __init__(self, label: _Label, kind: SpanKind, instance: object, args: Any, kwargs: Any) -> None:
+        running = _running.get()
+        self.label = label
+        # A frozen dataclass pays for every field; a copied dictionary does not, and nobody can tell the difference.
+        self.span = span = object.__new__(Span)
+        facts = span.__dict__
+        facts.update(label.facts)
+        facts["kind"] = kind
+        facts["instance"] = instance
+        facts["args"] = args
+        facts["kwargs"] = kwargs
+        facts["parent"] = running[-1].span if running else None
+        self.shown = [(sink, sink.enter(span)) for sink in _sinks]
+
+    def leave(self, error: ExcInfo) -> None:
+        """End the span everywhere, in reverse. Raises only in strict mode, and never over the body's own exception."""
+        raised = None
+        for sink, token in reversed(self.shown):
+            raised = sink.leave(self.span, token, error) or raised
+        if raised is not None and error[1] is None:
+            raise raised
+
+    def push(self) -> None:
+        """Make this the current span of the running thread or task."""
+        _running.set((*_running.get(), self))
+
+    def pop(self) -> None:
+        """Take it off again, wherever it stands: interleaved tasks and generators need not be nested."""
+        _running.set(tuple(run for run in _running.get() if run is not self))
+
+
+class _Label:
+    """What ``annotate(...)`` returns: a decorator and a context manager. Stateless, so it is made once per label."""
+
+    __slots__ = ("facts", "named")
+
+    def __init__(
+        self, stage: str | None, scheduled: bool, color: str | None, domain: str | None, category: str | None
+    ) -> None:
+        self.named = stage is not None
+        self.facts: dict[str, Any] = {
+            "stage": stage or "",
+            "scheduled": scheduled,
+            "color": color,
+            "domain": domain,
+            "category": category,
+        }
+
+    def __enter__(self) -> Self:
+        if _sinks:
+            self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A window that closed meanwhile took its sinks away, yet the span that it saw begin must still end.
+        if _running.get():
+            self._end((kind, error, trace))
+
+    def _begin(self) -> None:
+        if not self.named:
+            raise TypeError('annotate() needs a stage when it is used with "with": with annotate("my_stage"): ...')
+        _Run(self, "with", None, (), {}).push()
+
+    def _end(self, error: ExcInfo) -> None:
+        for run in reversed(_running.get()):
+            if run.label is self:
+                run.pop()
+                run.leave(error)
+                return
+
+    def __call__(self, function: Function) -> Function:
+        return cast("Function", self.decorate(function))
+
+    def decorate(self, function: Any) -> Any:
+        """Wrap a function, method, coroutine function, generator or async generator function."""
+        if isinstance(function, (staticmethod, classmethod)):
+            return type(function)(self.decorate(function.__func__))
+        if inspect.isclass(function) or not callable(function):
+            raise TypeError(f"annotate() decorates functions and methods, not {function!r}")
+        label = self
+        if not self.named:
+            stage = getattr(function, "__name__", type(function).__name__)
+            label = _Label(stage, *(self.facts[key] for key in ("scheduled", "color", "domain", "category")))
+        target = function
+        while isinstance(target, functools.partial):
+            target = target.func
+        if inspect.iscoroutinefunction(target):
+            wrapper = _wrap_async(label, function)
+        elif inspect.isasyncgenfunction(target):
+            wrapper = _wrap_async_generator(label, function)
+        elif inspect.isgeneratorfunction(target):
+            wrapper = _wrap_generator(label, function)
+        else:
+            wrapper = _wrap_sync(label, function)
+        return functools.update_wrapper(wrapper, function)
+
+
+def _takes_instance(function: Any) -> bool:
+    """Whether the first argument is the bound object (decided once, by the name that Python code uses for it)."""
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return False
+    return first in {"self", "cls"}
+
+
+def _start(label: _Label, kind: SpanKind, bound: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
+    if bound and args:
+        return _Run(label, kind, args[0], args[1:], kwargs)
+    return _Run(label, kind, None, args, kwargs)
+
+
+def _wrap_sync(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+    bound = _takes_instance(function)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not _sinks:
+            return function(*args, **kwargs)
+        run = _start(label, "sync", bound, args, kwargs)
+        run.push()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            run.pop()
+            run.leave(sys.exc_info())
+            raise
+        run.pop()
+        run.leave(_NO_ERROR)
+        return result
+
+    return wrapper
+
+
+def _wrap_async(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+    bound = _takes_instance(function)
+
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not _sinks:
+            return await function(*args, **kwargs)
+        run = _start(label, "async", bound, args, kwargs)
+        run.push()
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException:
+            run.pop()
+            run.leave(sys.exc_info())
+            raise
+        run.pop()
+        run.leave(_NO_ERROR)
+        return result
+
+    return wrapper
+
+
+def _wrap_generator(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+    bound = _takes_instance(function)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        if not _sinks:
+            return (yield from function(*args, **kwargs))
+        run = _start(label, "generator", bound, args, kwargs)
+        try:
+            result = yield from _resumed(run, function(*args, **kwargs))
+        except BaseException:
+            run.leave(sys.exc_info())
+            raise
+        run.leave(_NO_ERROR)
+        return result
+
+    return wrapper
+
+
+def _resumed(run: _Run, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Drive a generator so that its span is the current one only while its own code runs."""
+    resume: Callable[..., Any] = body.send
+    sent: tuple[Any, ...] = (None,)
+    while True:
+        run.push()
+        try:
+            value = resume(*sent)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            run.pop()
+        try:
+            resume, sent = body.send, ((yield value),)
+        except GeneratorExit:
+            body.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - thrown in by the consumer: the body decides what becomes of it
+            resume, sent = body.throw, (error,)
+
+
+def _wrap_async_generator(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+    bound = _takes_instance(function)
+
+    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        run = _start(label, "async_generator", bound, args, kwargs) if _sinks else None
+        body = function(*args, **kwargs)
+        resume: Callable[..., Any] = body.asend
+        sent: tuple[Any, ...] = (None,)
+        try:
+            while True:
+                if run is not None:
+                    run.push()
+                try:
+                    value = await resume(*sent)
+                except StopAsyncIteration:
+                    break
+                finally:
+                    if run is not None:
+                        run.pop()
+                try:
+                    resume, sent = body.asend, ((yield value),)
+                except GeneratorExit:
+                    await body.aclose()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as in _resumed
+                    resume, sent = body.athrow, (error,)
+        except BaseException:
+            if run is not None:
+                run.leave(sys.exc_info())
+            raise
+        if run is not None:
+            run.leave(_NO_ERROR)
+
+    return wrapper
+
+
+_labels: dict[tuple[Any, ...], _Label] = {}
+
+
+@overload
+def annotate(stage: Function) -> Function: ...
+
+
+@overload
+def annotate(
+    stage: str | None = None,
+    *,
+    scheduled: bool = False,
+    color: str | None = None,
+    domain: str | None = None,
+    category: str | None = None,
+    message: str | None = None,
+    role: str | None = None,
+) -> _Label: ...
+
+
+def annotate(
+    stage: Any = None,
+    *,
+    scheduled: bool = False,
+    color: str | None = None,
+    domain: str | None = None,
+    category: str | None = None,
+    message: str | None = None,
+    role: str | None = None,
+) -> Any:
+    """Name a stage, once, for every tool: as a decorator or in a ``with``.
+
+    Works on functions, methods, coroutine functions, generators and async generators, with any number of windows open
+    in this process, from any handle or none. The body runs exactly once and its exception passes unchanged, whatever a
+    backend does::
+
+        @annotate("actor_update", scheduled=True)
+        def update(self, batches):
+            for i, batch in enumerate(batches):
+                with annotate(f"mini_batch{i}"):
+                    ...
+
+    Args:
+        stage: the label; without one, the name of the decorated function. Labels that begin with ``mini_batch`` or
+            ``micro_batch`` are parts of a stage: in discrete mode they get no file of their own.
+        scheduled: a schedule over mini-batches applies to this stage (the update stage of a role).
+        color: for tools that colour ranges (NVTX); a name or ``#rrggbb``.
+        domain: for tools that group ranges by domain (NVTX, mstx).
+        category: for tools that know categories (NVTX).
+        message: synonym of ``stage``.
+        role: synonym of ``stage``, weaker than ``message``.
+
+    Raises:
+        TypeError: when it decorates something that cannot be called, or a ``with`` has no stage.
+    """
+    key = (stage, scheduled, color, domain, category, message, role)
+    try:
+        return _labels[key]
+    except (KeyError, TypeError):
+        return _new_label(key)
+
+
+def _new_label(key: tuple[Any, ...]) -> Any:
+    stage, scheduled, color, domain, category, message, role = key
+    if stage is not None and not isinstance(stage, str):
+        if not callable(stage) and not isinstance(stage, (staticmethod, classmethod)):
+            raise TypeError(f"annotate() takes the name of a stage, not {stage!r}")
+        return _Label(message or role, scheduled, color, domain, category).decorate(stage)
+    label = _Label(cast("str | None", stage or message or role), scheduled, color, domain, category)
+    if len(_labels) < _CACHE_LIMIT:  # labels with a counter in them must not grow without bound
+        _labels[key] = label
+    return label
+
+
+def forget_running() -> None:
+    """After fork: the spans under way belong to the parent."""
+    _running.set(())

@@ -1,0 +1,431 @@
+"""The store: reserve a name, write to a temporary file, publish it; the ledger hears of each outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rankscope.artifacts.exports import exports
+from rankscope.artifacts.ledger import FOLDER, Ledger
+from rankscope.artifacts.names import MAX_LABEL, NameFields, clean_label, fit, format_name, time_text
+from rankscope.artifacts.publish import Claim, checksum, claim, move_in, publish, size_of
+from rankscope.types import Artifact
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from rankscope.types import Logger, Window
+
+_ABORTED = "-aborted"
+_PROBE = bytes(64 * 1024)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FIXED = frozenset({"tool", "role", "rank", "step", "scope", "window", "status", "path", "bytes", "checksum", "events"})
+
+
+class Store:
+    """Where one tool of one role in one process puts its artifacts.
+
+    Args:
+        save_path: directory of the artifacts; created when it is needed, also when it vanished meanwhile.
+        tool, role, rank, world_size, topology, host: what names and records say.
+        ledger: gets one line for each outcome.
+        clock: nanoseconds since the epoch.
+        logger: gets one line for each published file; None is silent.
+
+    Attributes:
+        artifacts: what was published so far, in order.
+    """
+
+    def __init__(
+        self,
+        save_path: Path,
+        *,
+        tool: str,
+        role: str,
+        rank: int,
+        world_size: int | None,
+        topology: Mapping[str, int],
+        host: str,
+        ledger: Ledger,
+        clock: Callable[[], int] = time.time_ns,
+        logger: Logger | None = None,
+    ) -> None:
+        self.save_path = Path(save_path)
+        self.tool = tool
+        self.role = role
+        self.rank = rank
+        self.world_size = world_size
+        self.topology = dict(topology)
+        self.host = host
+        self.ledger = ledger
+        self.clock = clock
+        self.logger = logger
+        self.artifacts: list[Artifact] = []
+        self._warned = False
+        self._next = ("", 0)  # the latest millisecond and its next counter: spares a walk over taken names
+
+    def reserve(
+        self, window: Window, *, suffix: str = "", part: str = "", scope: str | None = None, aborted: bool = False
+    ) -> Reservation:
+        """Take a name for one file of a window.
+
+        Args:
+            window: what the file covers.
+            suffix: ending of the name, with its dot: ``.json.gz``.
+            part: ``mb3``, ``mb3-4`` or ``part2`` when the file holds a part of the window.
+            scope: instead of the window's.
+            aborted: the step raised; ``-aborted`` is appended to the scope.
+
+        Raises:
+            OSError: neither the save path nor the fallback directory can be written. The ledger has it as failed.
+            ValueError: suffix or part breaks the grammar of names.
+        """
+        label = clean_label(window.scope if scope is None else scope)
+        if aborted and not label.endswith(_ABORTED):
+            label = clean_label(label, MAX_LABEL - len(_ABORTED)) + _ABORTED if label else _ABORTED[1:]
+        fields = NameFields(
+            role=self.role,
+            scope=label,
+            step=window.step,
+            rank=self.rank,
+            world_size=self.world_size,
+            topology=self.topology,
+            pid=os.getpid(),
+            time=time_text(self.clock()),
+            part=part,
+            suffix=suffix,
+        )
+        first = self._next[1] if self._next[0] == fields.time else 0
+
+        def name(attempt: int) -> str:
+            self._next = (fields.time, first + attempt + 1)
+            return format_name(dataclasses.replace(fields, counter=first + attempt))
+
+        def take(directory: Path) -> Claim:
+            taken = claim(directory, name)
+            try:
+                _probe(taken.temporary)
+            except OSError:
+                taken.temporary.unlink(missing_ok=True)
+                raise
+            return taken
+
+        try:
+            taken, fallen_back = self._where_possible(take)
+        except OSError as error:
+            self._line(self._facts(window, label), "failed", path=None, reason=_explained(error, self.save_path))
+            raise
+        return Reservation(self, window, label, taken, fallen_back)
+
+    def adopt(self, path: Path, window: Window) -> Artifact:
+        """Move in a finished file that the tool wrote elsewhere; its name becomes ``[role_][step<S>_]<host>_<name>``.
+
+        Raises:
+            OSError: the file is missing, or no place can be written. The ledger has it as failed.
+        """
+        step = "" if window.step is None else f"step{window.step}"
+        labels = [label for label in (clean_label(self.role), step, clean_label(self.host)) if label]
+        name = fit("_".join([*labels, path.name]))
+        facts = self._facts(window, window.scope) | {"moved_from": str(path)}
+        try:
+            final, fallen_back = self._where_possible(lambda directory: move_in(path, directory, name))
+            crc = "" if final.is_dir() else checksum(final)
+            size = size_of(final)
+        except OSError as error:
+            self._line(facts, "failed", path=None, reason=_explained(error, self.save_path))
+            raise
+        if fallen_back:
+            facts["fallback_from"] = str(self.save_path)
+        return self._published(facts, final, size, crc, None)
+
+    def record(self, artifact: Mapping[str, Any], *, ledger: bool = True) -> Artifact | None:
+        """Take note of an outcome that another process (the helper) brought about.
+
+        Args:
+            artifact: facts as in the ledger's ``artifact`` records; tool, role and rank default to this store's.
+            ledger: whether the line still has to be written.
+
+        Returns:
+            The artifact if its status is ``published`` (the default), else None.
+        """
+        facts = {"tool": self.tool, "role": self.role, "rank": self.rank, "status": "published", **artifact}
+        status = facts.pop("status")
+        if status != "published":
+            if ledger:
+                self._line(facts, status, **{"path": None, "reason": "", **facts})
+            return None
+        final, size, crc = Path(facts["path"]), int(facts.get("bytes") or 0), str(facts.get("checksum") or "")
+        return self._published(facts, final, size, crc, facts.get("events"), ledger=ledger)
+
+    def missing(self, window: Window, reason: str, *, status: str = "failed") -> None:
+        """Say that a window leaves no file behind, and why, where no name was reserved yet."""
+        self._line(self._facts(window, window.scope), status, path=None, reason=reason)
+
+    def _facts(self, window: Window, scope: str) -> dict[str, Any]:
+        return {
+            "tool": self.tool,
+            "role": self.role,
+            "rank": self.rank,
+            "step": window.step,
+            "scope": scope,
+            "window": window.id,
+        }
+
+    def _line(self, facts: Mapping[str, Any], status: str, **more: Any) -> None:
+        self.ledger.write("artifact", **{**facts, **more, "status": status})
+        if status in {"failed", "empty"} and self.logger is not None:
+            shown = {key: facts.get(key) for key in ("tool", "step", "scope")}
+            self.logger.warning(f"profile {status}", **shown, reason=more.get("reason", ""), path=more.get("path"))
+
+    def _published(
+        self, facts: Mapping[str, Any], final: Path, size: int, crc: str, events: int | None, *, ledger: bool = True
+    ) -> Artifact:
+        artifact = Artifact(
+            path=final,
+            tool=facts["tool"],
+            role=facts["role"],
+            rank=facts["rank"],
+            step=facts.get("step"),
+            scope=facts.get("scope") or "",
+            bytes=size,
+            checksum=crc,
+            events=events,
+            facts={key: value for key, value in facts.items() if key not in _FIXED},
+        )
+        self.artifacts.append(artifact)
+        if ledger:
+            self._line(facts, "published", path=final, bytes=size, checksum=crc, events=events)
+        if self.logger is not None:
+            self.logger.info("profile saved", tool=facts["tool"], path=str(final), bytes=size, events=events)
+        return artifact
+
+    def _where_possible(self, take: Callable[[Path], Any]) -> tuple[Any, bool]:
+        """Do it in the save path, else once more in the fallback directory. (result, whether it is the fallback)."""
+        try:
+            self.save_path.mkdir(parents=True, exist_ok=True)
+            return take(self.save_path), False
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self.save_path.is_dir():
+                raise  # the source is missing, not the place
+            first = error
+        try:
+            directory = self._fallback()
+            result = take(directory)
+        except OSError as error:
+            raise error from first
+        if self.logger is not None and not self._warned:
+            self._warned = True
+            reason = _explained(first, self.save_path)
+            self.logger.warning(
+                "the save path cannot be written; artifacts go to a fallback directory",
+                save_path=str(self.save_path),
+                fallback=str(directory),
+                reason=reason,
+            )
+        return result, True
+
+    def _fallback(self) -> Path:
+        """``<tempdir>/rankscope-<uid>/<save path>``, which nobody else can have prepared for us."""
+        base = Path(tempfile.gettempdir(), f"rankscope-{os.getuid()}")
+        base.mkdir(mode=0o700, exist_ok=True)
+        found = base.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "belongs to somebody else", str(base))
+        directory = base / clean_label(str(self.save_path))
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+
+class Reservation:
+    """A name that is taken, and the temporary file behind it.
+
+    As a context manager it cannot be forgotten: when the block ends without ``publish``, ``fail``, ``empty`` or
+    ``hand_over``, the file counts as failed, with the exception's text if there was one. The exception passes on.
+
+    Attributes:
+        final: where the file will appear.
+        window: what it covers.
+        scope: the label in its name.
+    """
+
+    def __init__(self, store: Store, window: Window, scope: str, taken: Claim, fallen_back: bool) -> None:
+        self.final = taken.final
+        self.window = window
+        self.scope = scope
+        self._store = store
+        self._temporary = taken.temporary
+        self._facts = store._facts(window, scope) | {"reserved": taken.final.name}  # noqa: SLF001
+        if fallen_back:
+            self._facts["fallback_from"] = str(store.save_path)
+        self._settled = False
+        self._handed_over = False
+
+    @property
+    def temporary(self) -> Path:
+        """The file to write; its directory is there at the moment of asking, even if someone cleared the save path."""
+        if not self._settled:
+            with contextlib.suppress(OSError):
+                self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        return self._temporary
+
+    @property
+    def settled(self) -> bool:
+        """Whether the outcome is known."""
+        return self._settled
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the ledger says of this file, for whoever publishes it elsewhere and reports to ``store.record``."""
+        return dict(self._facts)
+
+    def publish(self, *, events: int | None = None, checksum: str | None = None, **facts: Any) -> Artifact:
+        """Let the written file appear under its final name.
+
+        Args:
+            events: number of events of what was asked.
+            checksum: of the file, if it is known already.
+            **facts: for the ledger and the artifact.
+
+        Raises:
+            OSError: nothing was written, or the file cannot be placed. The ledger has it as failed.
+            ValueError: the outcome is known already.
+        """
+        self._open()
+        try:
+            size = size_of(self._temporary)
+            if size == 0:
+                raise OSError(errno.ENODATA, "nothing was written", str(self._temporary))
+            crc = checksum if checksum is not None else _checksum(self._temporary)
+            final = publish(self._temporary, self.final, sync=False)
+        except OSError as error:
+            self.fail(_explained(error, self.final.parent))
+            raise
+        self._settled = True
+        return self._store._published({**facts, **self._facts}, final, size, crc, events)  # noqa: SLF001
+
+    def fail(self, reason: str, **facts: Any) -> None:
+        """Nothing usable came out: remove the temporary file and say why. No effect once the outcome is known."""
+        self._give_up("failed", reason, facts)
+
+    def empty(self, reason: str, **facts: Any) -> None:
+        """The window held nothing of what was asked: remove the temporary file and say why."""
+        self._give_up("empty", reason, facts)
+
+    def hand_over(self, **facts: Any) -> None:
+        """Somebody else will publish the temporary file (the helper, a thread): leave it, and note ``exporting``.
+
+        Afterwards ``publish``, ``fail`` and ``empty`` still work; or report to ``store.record`` with ``facts`` of this
+        reservation.
+        """
+        self._open()
+        self._handed_over = True
+        self._store._line({**facts, **self._facts}, "exporting", path=self.final)  # noqa: SLF001
+
+    @property
+    def staged(self) -> Path:
+        """Where a tool may write raw data that the helper process then makes into the file; unique to this name."""
+        folder = self._temporary.parent.parent / "staged"
+        if not self._settled:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.final.name}.raw"
+
+    def finish_later(self, function: str, arguments: Mapping[str, Any], **facts: Any) -> None:
+        """Let the helper process make the file out of ``staged`` and publish it; returns at once.
+
+        The function is called there as ``function(staged, temporary, name, arguments)``, writes the temporary file and
+        returns facts for the ledger (``events`` among them). It may raise ``NothingRecorded``. If this process is
+        killed, the helper still finishes its work.
+
+        Args:
+            function: ``module:name``; the module must be importable, and light.
+            arguments: plain data for it.
+            **facts: for the ledger.
+
+        Raises:
+            OSError: the job cannot be written. The ledger has it as failed.
+        """
+        self.hand_over(**facts)
+        ledger = self._store.ledger
+        job = {
+            "function": function,
+            "staged": str(self.staged),
+            "temporary": str(self._temporary),
+            "final": str(self.final),
+            "facts": {**facts, **self._facts},
+            "ledger": {
+                "save_path": str(ledger.save_path),
+                "host": ledger.host,
+                "run_id": ledger.run_id,
+                "pid": os.getpid(),
+            },
+            "arguments": dict(arguments),
+        }
+        try:
+            exports().submit(self._store, job)
+        except OSError as error:
+            self.fail(_explained(error, self.final.parent))
+            raise
+        self._settled = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._settled or (self._handed_over and error is None):
+            return
+        self.fail("not published" if error is None else _explained(error, self.final.parent))
+
+    def _open(self) -> None:
+        if self._settled:
+            raise ValueError(f"the outcome of {self.final.name} is known already")
+
+    def _give_up(self, status: str, reason: str, facts: Mapping[str, Any]) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        with contextlib.suppress(OSError):
+            if self._temporary.is_dir():
+                shutil.rmtree(self._temporary)
+            else:
+                self._temporary.unlink(missing_ok=True)
+        self._store._line({**facts, **self._facts}, status, path=None, reason=reason)  # noqa: SLF001
+
+
+def partial_files(directory: Path) -> list[Path]:
+    """Files in a save path that were begun and neither published nor removed: being written, or left by a kill."""
+    folder = Path(directory) / FOLDER / "partial"
+    return sorted(folder.glob("*.part")) if folder.is_dir() else []
+
+
+def _checksum(path: Path) -> str:
+    return "" if path.is_dir() else checksum(path)
+
+
+def _probe(path: Path) -> None:
+    """Find out now whether the disk takes data, and not after the capture."""
+    with path.open("r+b", buffering=0) as file:
+        written = file.write(_PROBE)
+        file.truncate(0)
+    if written != len(_PROBE):
+        raise OSError(errno.ENOSPC, "no space left for a file", str(path))
+
+
+def _explained(error: BaseException, directory: Path) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in _FULL:
+        with contextlib.suppress(OSError):
+            text += f" ({shutil.disk_usage(directory).free / 2**20:.1f} MiB free in {directory})"
+    return text

@@ -1,0 +1,391 @@
+"""DistProfiler: one role's handle in one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rankscope import environment, registry, shutdown, windows
+from rankscope.annotate import annotate
+from rankscope.artifacts.exports import exports
+from rankscope.artifacts.ledger import Ledger
+from rankscope.artifacts.store import Store
+from rankscope.config import Config, ConfigError, RoleConfig, load_config, tool_options
+from rankscope.dispatch import FaultLog, Tool, bind
+from rankscope.log import get_logger
+from rankscope.topology import detect, dimensions_for_name, host_name, run_id
+from rankscope.types import Artifact, Context, Fault, Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DistProfiler:
+    """Profiles one role in one process, as the config says; a no-op where it says no.
+
+    Several handles may live in one process (colocated roles): a tool is open there once, the first that starts it owns
+    the window, the others join it. A run that is not profiled, or a rank that is not selected, imports no backend.
+
+    Example::
+
+        with DistProfiler("profile.yaml", role="actor", rank=rank, world_size=world_size) as profiler:
+            profiler.start(step=3)
+            train(3)
+            profiler.stop(last=True)
+
+    Which steps are profiled is the business of whoever calls start and stop: mostly a ProfileController.
+
+    Args:
+        config: a mapping, a path of a YAML file, an OmegaConf or Hydra-composed object, a Config, or None (off).
+        role: what this worker is for; ``actor-rollout-ref`` for a colocated worker joins the sections of that name.
+        rank: global rank; by default from torch.distributed or the launcher's environment.
+        world_size: number of ranks; found likewise.
+        topology: rank in each parallel dimension, e.g. ``{"tp": 0, "pp": 1}``; found from Megatron where it is in use.
+        overrides: ``key=value`` texts on top of the config.
+        total_steps: last step of the run, where it is known: steps beyond it are then not expected.
+
+    Attributes:
+        role, rank, world_size: as resolved.
+        enabled: whether the config turns this role on.
+        selected: whether it selects this rank.
+
+    Raises:
+        ConfigError: everything that is wrong with the config, in one error.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        role: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+        topology: Mapping[str, int] | None = None,
+        overrides: Iterable[str] = (),
+        total_steps: int | None = None,
+    ) -> None:
+        place = detect(rank, world_size, topology)
+        self.role = role
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.place = place
+        # An unselected rank imports no backend: names of tools are checked everywhere, options where they are used.
+        self.config: Config = load_config(config, tuple(overrides), check_tools="names")
+        self.section: RoleConfig = self.config.role(role)
+        self.logger = get_logger(role=role, rank=self.rank)
+        self.enabled = self.section.enable and bool(self.section.tools) and self.config.active
+        selection = self.section.ranks.selects(
+            self.rank,
+            world_size=self.world_size,
+            topology=place.dimensions,
+            topology_sizes=place.sizes,
+            local_rank=place.local_rank,
+        )
+        self.selected = self.enabled and selection.selected
+        self.why = selection.reason if self.enabled else self.section.why_off or "global_profiler.steps is not set"
+        self.save_path = Path(self.section.save_path)
+        strict = environment.flag(environment.STRICT)
+        self._faults = FaultLog(
+            self.logger,
+            strict=self.config.global_profiler.strict if strict is None else strict,
+            record=self._record_fault,
+        )
+        self._pid = os.getpid()
+        self._total_steps = total_steps
+        self.last_step: int | None = None
+        self.joined = False
+        self.closed = False
+        self._started: dict[str, Window] = {}
+        self._finished: set[str] = set()
+        self._to_relocate: list[tuple[Tool, Window]] = []
+        self.ledger = Ledger(self.save_path, host=host_name(), run_id=run_id())
+        self._stores: dict[str, Store] = {}
+        self.tools: tuple[Tool, ...] = ()
+        if self.enabled:
+            if self.selected:
+                load_config(self.config)
+                self.tools = self._build()
+            self._record_plan()
+            shutdown.watch(self, flush_on_sigterm=self.config.global_profiler.flush_on_sigterm)
+
+    # What a backend gets.
+
+    def _build(self) -> tuple[Tool, ...]:
+        """Import, validate, construct and bind the tools of this role; the only place where a backend is made."""
+        built: list[tuple[str, object, bool]] = []
+        for name in self.section.tools:
+            factory = registry.load(name, self.section.tool_path)
+            options, common = tool_options(factory, self.section, name)
+            store = self._store(name)
+            context = Context(
+                tool=name,
+                role=self.role,
+                rank=self.rank,
+                world_size=self.world_size,
+                topology=dict(self.place.dimensions),
+                host=host_name(),
+                pid=os.getpid(),
+                save_path=self.save_path,
+                run_id=run_id(),
+                store=store,
+                logger=get_logger(tool=name, role=self.role, rank=self.rank),
+                clock=time.time_ns,
+            )
+            try:
+                backend = factory(context, options)
+            except Exception as error:
+                raise ConfigError(
+                    f"{self.section.tool_path}: tool {name!r} could not be set up: {type(error).__name__}: {error}"
+                ) from error
+            built.append((name, backend, common.discrete))
+        hooks = bind([(name, backend) for name, backend, _ in built])
+        return tuple(
+            Tool(name, backend, hooks[name], self._faults, discrete=discrete) for name, backend, discrete in built
+        )
+
+    def _store(self, tool: str) -> Store:
+        store = Store(
+            self.save_path,
+            tool=tool,
+            role=self.role,
+            rank=self.rank,
+            world_size=self.world_size,
+            topology=dimensions_for_name(self.place),
+            host=host_name(),
+            ledger=self.ledger,
+            logger=self.logger,
+        )
+        self._stores[tool] = store
+        return store
+
+    # Questions.
+
+    @property
+    def recording(self) -> bool:
+        """Whether this handle has a window open, its own or one that it joined."""
+        return any(current.owner is self or self in current.joined for current in windows.opened())
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What its backends raised and core contained."""
+        return tuple(self._faults.faults)
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """Files that its windows left behind, whole and under their final names; what is still written is not in."""
+        exports().poll()
+        return tuple(artifact for store in self._stores.values() for artifact in store.artifacts)
+
+    # The window.
+
+    def start(self, *, step: int | None = None, scope: str | None = None) -> bool:
+        """Open a window: everything until ``stop`` is captured; discrete tools wait for a stage.
+
+        Args:
+            step: the training step, counted from 1; goes into names and metadata.
+            scope: what the files cover; ``train`` unless given.
+
+        Returns:
+            Whether something is open now.
+        """
+        if not self.tools or self.closed or self._in_child():
+            return False
+        with self.raised_at_end():
+            if self._started:
+                self.logger.warning(
+                    "a window was still open when the next one began: saved as aborted", step=self.last_step
+                )
+                self._stop(aborted=True)
+            self.last_step = step
+            for tool in self.tools:
+                window = windows.new_window(
+                    self,
+                    step=step,
+                    steps=self._covered(step),
+                    scope=scope or "train",
+                    reason="manual" if step is None else "step",
+                )
+                current = windows.start(tool, self, window)
+                if current is not None:
+                    self._started[tool.name] = window
+                    self.joined = self.joined or current.owner is not self
+        return bool(self._started)
+
+    def advance(self, *, step: int) -> None:
+        """Inside a window over several steps: the next step begins. A controller calls it; calling it is optional."""
+        if not self._started or self._in_child():
+            return
+        self.last_step = step
+        with self.raised_at_end():
+            for current in windows.opened():
+                if current.owner is self:
+                    current.advance(step)
+
+    def step(self) -> None:
+        """One update mini-batch is done: advances the schedules of all open windows of this process."""
+        with self.raised_at_end():
+            windows.step()
+
+    def stop(self, *, last: bool = False) -> None:
+        """Close this handle's window; a window that it only joined stays open for its owner.
+
+        Args:
+            last: also relocate and finish. A controller does these for all workers in phases and leaves it False.
+        """
+        if not self.closed and not self._in_child():
+            with self.raised_at_end():
+                self._stop()
+        if last:
+            self.relocate()
+            self.finish()
+
+    def _stop(self, *, aborted: bool = False) -> None:
+        for name in reversed(list(self._started)):
+            windows.stop(name, self, aborted=aborted)
+        self._started.clear()
+
+    def stop_open(self, reason: str) -> None:
+        """At the end of the handle: save what is still open."""
+        if self._started:
+            self.logger.info("a window is still open at the end: saving it", step=self.last_step, reason=reason)
+            self._stop()
+
+    def raised_at_end(self) -> AbstractContextManager[None]:
+        """Around a call of the public API: in strict mode, raise what backends raised in it."""
+        return self._faults.raised_at_end()
+
+    def why_nothing(self) -> str:
+        """Why this rank, though selected, has no file, in words."""
+        if self.faults:
+            return str(self.faults[0])
+        if self.last_step is None:
+            return "no configured step was reached: nothing called start()"
+        if all(tool.discrete for tool in self.tools):
+            return "discrete tools wait for annotated stages, and none ran while a window was open"
+        return "the windows held nothing, or their files failed; see the ledger"
+
+    annotate = staticmethod(annotate)
+
+    def relocate(self) -> tuple[Artifact, ...]:
+        """Bring files that a tool wrote to a place of its own to the save path, where ``relocate_results`` is set.
+
+        Returns:
+            The files that were moved by this call. May be repeated: a file that is not finished yet comes later.
+        """
+        if self._in_child() or not self.section.relocate_results:
+            return ()
+        moved: list[Artifact] = []
+        with self.raised_at_end():
+            for tool, window in self._to_relocate:
+                returned, paths = tool.call("relocate", window, step=window.step)
+                if returned and paths:
+                    moved += self._adopt(tool, window, paths)
+        return tuple(moved)
+
+    def _adopt(self, tool: Tool, window: Window, paths: Iterable[Path]) -> list[Artifact]:
+        try:
+            return [self._stores[tool.name].adopt(Path(path), window) for path in paths]
+        except Exception as error:  # noqa: BLE001 - a file that cannot be moved must not end the training
+            tool.fault("relocate", error, window.step)
+            return []
+
+    def finish(self) -> None:
+        """The last window is over: backends finish, then the finish command runs, once per process and save path.
+
+        Waits for exports and the command at most ``finish_hook_wait`` seconds; the rest goes on in the background and
+        is awaited by ``close()``. While another role of this process still captures, it is left to that role's end.
+        """
+        if self._in_child() or not self.enabled:
+            return
+        with self.raised_at_end():
+            shutdown.finish(self)
+
+    def finish_backends(self) -> None:
+        """Call ``finish`` of each backend that captured something, once."""
+        for tool in reversed(self.tools):
+            if tool.captured and tool.name not in self._finished:
+                self._finished.add(tool.name)
+                tool.call("finish", self._stores[tool.name].artifacts[:], step=self.last_step)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End of this handle: open windows are saved, exports awaited, the finish command run if it is still due.
+
+        Also called at exit for a handle that was never closed. Safe to repeat.
+
+        Args:
+            timeout: seconds to wait for exports; by default ``close_timeout`` of the config.
+        """
+        if self.closed or self._in_child():
+            return
+        if self.enabled:
+            shutdown.close(self, timeout)
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a DistProfiler belongs to its process; send the config and make one there")
+
+    # Bookkeeping.
+
+    def record(self, kind: str, **facts: Any) -> None:
+        """Write a ledger line with this handle's role and rank."""
+        self.ledger.write(kind, role=self.role, rank=self.rank, **facts)
+
+    def window_closed(self, tool: Tool, window: Window) -> None:
+        """A window of one of its tools was stopped."""
+        if tool.has("relocate"):
+            self._to_relocate.append((tool, window))
+        shutdown.window_closed()
+
+    def _record_plan(self) -> None:
+        for name in self.section.tools:
+            tool = next((tool for tool in self.tools if tool.name == name), None)
+            self.record(
+                "plan",
+                world_size=self.world_size,
+                tool=name,
+                profiled=self.selected,
+                reason=self.why,
+                steps=[step for step in self.config.global_profiler.steps if step <= (self._total_steps or step)],
+                continuous=self.config.global_profiler.profile_continuous_steps,
+                discrete=bool(tool and tool.discrete),
+            )
+
+    def _record_fault(self, fault: Fault) -> None:
+        import traceback
+
+        self.record(
+            "fault",
+            tool=fault.tool,
+            hook=fault.hook,
+            step=fault.step,
+            error=f"{type(fault.error).__name__}: {fault.error}",
+            traceback="".join(traceback.format_exception(fault.error)),
+        )
+
+    def _covered(self, step: int | None) -> tuple[int, ...]:
+        """The steps that a window opened in ``step`` is going to cover."""
+        if step is None:
+            return ()
+        covered = [step]
+        if self.config.global_profiler.profile_continuous_steps:
+            configured = set(self.config.global_profiler.steps)
+            while covered[-1] + 1 in configured and covered[-1] + 1 <= (self._total_steps or covered[-1] + 1):
+                covered.append(covered[-1] + 1)
+        return tuple(covered)
+
+    def _in_child(self) -> bool:
+        """Whether this process only inherited the handle: what it had open belongs to the parent."""
+        return self._pid != os.getpid()

@@ -1,0 +1,141 @@
+"""Backends by entry point: list without importing, resolve one, name clashes, disabled tools and what to install."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rankscope import environment
+from rankscope.errors import ConfigError, Problem, did_you_mean, listing
+
+GROUP = "rankscope.backends"
+
+FIRST_PARTY: Mapping[str, str] = {
+    "torch": "rankscope-torch",
+    "torch_memory": "rankscope-torch-memory",
+    "nsys": "rankscope-nsys",
+    "npu": "rankscope-npu",
+    "precision_debugger": "rankscope-precision-debugger",
+}
+"""What to install for a tool of ours: the one place where core knows tool names, and only for a message."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolInfo:
+    """One installed tool, known from its entry point alone.
+
+    Attributes:
+        name: the entry point's name, i.e. the tool.
+        distribution: name of the distribution that provides it.
+        version: of that distribution.
+        value: ``module:object`` of the entry point.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    value: str
+
+    @property
+    def provider(self) -> str:
+        """``rankscope-torch 0.1.0``."""
+        return f"{self.distribution} {self.version}".strip()
+
+
+def providers() -> dict[str, list[ToolInfo]]:
+    """Every entry point of the group by tool, also where several distributions claim one name. Imports none."""
+    found: dict[str, dict[tuple[str, str], ToolInfo]] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        distribution = entry.dist
+        name = distribution.metadata["Name"] if distribution is not None else "?"
+        version = distribution.version if distribution is not None else ""
+        info = ToolInfo(entry.name, name, version, entry.value)
+        # One distribution can be seen twice on sys.path (a wheel beside its source); that is no clash.
+        found.setdefault(entry.name, {}).setdefault((name.lower(), entry.value), info)
+    return {tool: list(infos.values()) for tool, infos in sorted(found.items())}
+
+
+def installed() -> dict[str, ToolInfo]:
+    """Installed tools that are neither disabled nor claimed by more than one distribution. Imports none."""
+    return {tool: infos[0] for tool, infos in providers().items() if len(infos) == 1 and not disabled(tool)}
+
+
+def disabled(tool: str) -> bool:
+    """Whether ``RANKSCOPE_DISABLE`` names the tool."""
+    words = environment.names(environment.DISABLE)
+    return tool in words or "*" in words
+
+
+def known(tool: str) -> bool:
+    """Whether the name means anything here: installed, or a tool of ours that could be installed."""
+    return tool in FIRST_PARTY or tool in providers()
+
+
+def check(tool: str, path: str) -> Problem | None:
+    """What stands in the way of using the tool, found without importing it; None when nothing does.
+
+    Args:
+        tool: name from the config.
+        path: dotted key that the name was read from.
+    """
+    found = providers()
+    if tool in found:
+        if disabled(tool):
+            return Problem(path, f"tool {tool!r} is disabled by {environment.DISABLE}; unset it or choose another tool")
+        if len(found[tool]) > 1:
+            names = listing(info.provider for info in found[tool])
+            return Problem(path, f"tool {tool!r} is provided by more than one distribution: {names}. Uninstall one.")
+        if not _NAME.match(tool):
+            return Problem(path, f"tool {tool!r} of {found[tool][0].provider} has no valid name ([a-z][a-z0-9_]*)")
+        return None
+    names = listing(found)
+    if tool in FIRST_PARTY:
+        return Problem(
+            path,
+            f"tool {tool!r} is not installed; install it with: pip install {FIRST_PARTY[tool]} (installed: {names})",
+        )
+    hint = did_you_mean(tool, sorted({*found, *FIRST_PARTY}))
+    return Problem(
+        path, f"no tool named {tool!r}.{hint} Installed: {names}. Install one with: pip install rankscope-<tool>"
+    )
+
+
+@functools.cache
+def _import(info: ToolInfo) -> Any:
+    entry = importlib.metadata.EntryPoint(info.name, info.value, GROUP)
+    return entry.load()
+
+
+def load(tool: str, path: str = "") -> Any:
+    """Import one tool and return what its entry point names.
+
+    Raises:
+        ConfigError: unknown, disabled, claimed twice, or it cannot be imported (with distribution and cause).
+    """
+    problem = check(tool, path)
+    if problem is not None:
+        raise ConfigError([problem])
+    info = installed()[tool]
+    try:
+        factory = _import(info)
+    except Exception as error:
+        raise ConfigError(
+            [
+                Problem(
+                    path,
+                    f"tool {tool!r} ({info.value} from {info.provider}) could not be imported: "
+                    f"{type(error).__name__}: {error}",
+                )
+            ]
+        ) from error
+    if not callable(factory):
+        raise ConfigError(
+            [Problem(path, f"tool {tool!r} ({info.value} from {info.provider}) is {factory!r}, not a backend class")]
+        )
+    return factory
