@@ -204,7 +204,7 @@ class DistProfiler:
             self.last_step = step
             for tool in self.tools:
                 window = windows.new_window(
-                    self,
+                    self.role,
                     step=step,
                     steps=self._covered(step),
                     scope=scope or "train",

@@ -43,9 +43,9 @@ class Owner(Protocol):
         """A window of the tool was stopped."""
 
 
-def new_window(owner: Owner, **facts: Any) -> Window:
+def new_window(role: str, **facts: Any) -> Window:
     """A window with the next id of this process."""
-    return Window(id=next(_ids), role=owner.role, started_ns=time.time_ns(), **facts)
+    return Window(id=next(_ids), role=role, started_ns=time.time_ns(), **facts)
 
 
 @dataclasses.dataclass(eq=False)
@@ -194,7 +194,7 @@ class OpenTool:
             if self.window is not None or _open.get(self.tool.name) is not self:
                 return False
             window = new_window(
-                self.owner,
+                self._role_of(span),
                 step=self.train.step,
                 steps=(self.train.step,) if self.train.step is not None else (),
                 scope=span.stage,
@@ -205,6 +205,11 @@ class OpenTool:
                 return True
             _drop(self)
             return False
+
+    def _role_of(self, span: Span) -> str:
+        """A stage's file belongs to the role whose worker runs it, where that worker's handle takes part."""
+        handle = getattr(span.instance, "profiler", None)
+        return handle.role if handle in self.joined else self.owner.role
 
     def _close_stage(self) -> None:
         with transition():

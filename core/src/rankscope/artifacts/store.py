@@ -94,7 +94,7 @@ class Store:
         if aborted and not label.endswith(_ABORTED):
             label = clean_label(label, MAX_LABEL - len(_ABORTED)) + _ABORTED if label else _ABORTED[1:]
         fields = NameFields(
-            role=self.role,
+            role=window.role,
             scope=label,
             step=window.step,
             rank=self.rank,
@@ -134,7 +134,7 @@ class Store:
             OSError: the file is missing, or no place can be written. The ledger has it as failed.
         """
         step = "" if window.step is None else f"step{window.step}"
-        labels = [label for label in (clean_label(self.role), step, clean_label(self.host)) if label]
+        labels = [label for label in (clean_label(window.role), step, clean_label(self.host)) if label]
         name = fit("_".join([*labels, path.name]))
         facts = self._facts(window, window.scope) | {"moved_from": str(path)}
         try:
@@ -174,7 +174,7 @@ class Store:
     def _facts(self, window: Window, scope: str) -> dict[str, Any]:
         return {
             "tool": self.tool,
-            "role": self.role,
+            "role": window.role,
             "rank": self.rank,
             "step": window.step,
             "scope": scope,

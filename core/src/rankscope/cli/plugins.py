@@ -65,7 +65,7 @@ def _rows(tool: str, infos: list[registry.ToolInfo], *, check: bool) -> list[dic
             "available": available,
             "reason": reason,
         }
-        for info in infos
+        for info in sorted(infos, key=lambda info: info.provider)
     ]
 
 
