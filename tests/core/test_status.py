@@ -201,13 +201,14 @@ def test_a_run_that_ended_before_the_step(tmp_path: Path) -> None:
     assert status.rows[1].reason == "the run ended at step 10 (exit)"
 
 
-def test_steps_before_a_resumed_run_are_not_expected(tmp_path: Path) -> None:
+def test_steps_that_the_run_does_not_have_are_not_expected(tmp_path: Path) -> None:
     process = Process(tmp_path)
-    process.plan(steps=[1, 2, 5], first_step=3)
+    process.write("controller", first_step=3, total_steps=9)
+    process.plan(steps=[1, 2, 5, 50])
     process.plan(role="ref", steps=[1, 2])
     process.whole(1, 5)
     process.end(9)
-    process.end(9, role="ref", first_step=3)
+    process.end(9, role="ref")
     status = read_status(tmp_path)
     assert status.complete
     assert short(status) == [("actor", 5, "published")]

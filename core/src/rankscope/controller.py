@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rankscope import environment
+from rankscope.artifacts.ledger import Ledger
 from rankscope.config import load_config
 from rankscope.gate import Closing, StepGate
 from rankscope.log import get_logger
 from rankscope.profiler import DistProfiler
+from rankscope.topology import host_name, run_id
 from rankscope.worker import ProfiledWorker
 
 if TYPE_CHECKING:
@@ -80,6 +82,10 @@ class ProfileController:
         if self.config.active:
             for text in self.gate.warnings():
                 self.logger.warning(text)
+            # What is expected of a run depends on its length, which only the driver knows.
+            Ledger(common.save_path, host=host_name(), run_id=run_id()).write(
+                "controller", steps=self.gate.effective_steps, first_step=first_step, total_steps=total_steps
+            )
             atexit.register(self._at_exit)
 
     @contextmanager

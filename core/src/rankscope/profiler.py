@@ -47,7 +47,7 @@ class DistProfiler:
         world_size: number of ranks; found likewise.
         topology: rank in each parallel dimension, e.g. ``{"tp": 0, "pp": 1}``; found from Megatron where it is in use.
         overrides: ``key=value`` texts on top of the config.
-        total_steps: last step of the run, where it is known: steps beyond it are then not expected.
+        total_steps: last step of the run, where it is known: later ones are then not expected.
 
     Attributes:
         role, rank, world_size: as resolved.

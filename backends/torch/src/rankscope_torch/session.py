@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rankscope_torch.forked import guard_children
+
 _OURS = 1
 """Stands where torch puts True when a profiler starts: as true as that, yet another start or stop replaces it."""
 
@@ -53,6 +55,7 @@ class Capture:
     def prepare(self) -> None:
         """Let the device side warm up; nothing is kept yet."""
         if not self.prepared:
+            guard_children()
             self.profile.prepare_trace()
             self.prepared = True
 

@@ -35,9 +35,9 @@ class Ledger:
     of this process, and processes that meet in a file cannot tear each other's lines. Writing never raises. The pid is
     looked up at each write, so a forked child gets a file of its own.
 
-    Kinds of records: ``plan`` (is this rank profiled, when, and why not), ``window`` (opened, closed), ``join`` (a role
-    shares the window of another one), ``artifact`` (published, failed, empty or exporting), ``fault``, ``finish`` (how
-    the finish command ended) and ``close`` (the handle's end).
+    Kinds of records: ``controller`` (the steps that the run has), ``plan`` (is this rank profiled, when, and why not),
+    ``window`` (opened, closed), ``join`` (a role shares the window of another one), ``artifact`` (published, failed,
+    empty or exporting), ``fault``, ``finish`` (how the finish command ended) and ``close`` (the handle's end).
 
     Args:
         save_path: directory of the artifacts.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import calendar
 import dataclasses
+import math
 import os
 import time
 from collections import defaultdict
@@ -105,8 +106,9 @@ def read_status(directory: str | os.PathLike[str], *, all_runs: bool = False) ->
     for record in records:
         if record["run_id"] in wanted:
             processes[record["host"], record["pid"], record["run_id"]].append(record)
+    reachable = _reachable(record for process in processes.values() for record in process)
     rows = sorted(
-        (row for process in processes.values() for row in _Process(process).rows()),
+        (row for process in processes.values() for row in _Process(process, reachable).rows()),
         key=lambda row: (
             row.run_id if all_runs else "",
             row.role,
@@ -120,6 +122,14 @@ def read_status(directory: str | os.PathLike[str], *, all_runs: bool = False) ->
     complete = all(row.status in FINE for row in rows)
     run_ids = tuple(run_id for run in runs for run_id in sorted(run))
     return Status(complete, tuple(rows), run_ids, "" if rows else _nothing(processes.values()))
+
+
+def _reachable(records: Iterable[Record]) -> tuple[int, float]:
+    """The first and last step that the run has, as its controllers said; no bounds where there was none."""
+    said = [record for record in records if record["kind"] == "controller"]
+    firsts = [record["first_step"] for record in said if isinstance(record.get("first_step"), int)]
+    lasts = [record["total_steps"] for record in said if isinstance(record.get("total_steps"), int)]
+    return min(firsts, default=0), max(lasts, default=math.inf)
 
 
 def _nothing(processes: Iterable[list[Record]]) -> str:
@@ -156,8 +166,9 @@ def _runs(records: list[Record]) -> list[set[str]]:
 class _Process:
     """The records of one process of one run, and what they add up to."""
 
-    def __init__(self, records: list[Record]) -> None:
+    def __init__(self, records: list[Record], reachable: tuple[int, float]) -> None:
         self.records = records
+        self.reachable = reachable
         self.host: str = records[0]["host"]
         self.pid: int = records[0]["pid"]
         self.run_id: str = records[0]["run_id"]
@@ -178,8 +189,7 @@ class _Process:
         for plan in self.plans.values():
             if not plan.get("profiled"):
                 continue
-            close = self.closes.get(_key(plan, "role"), {})
-            for steps in _expected(plan, plan.get("first_step") or close.get("first_step")):
+            for steps in _expected(plan, *self.reachable):
                 if not self._covered(plan, steps):
                     missing.append(self._absent_row(plan, steps, found))  # noqa: PERF401  # clearer as a loop
         return found + missing
@@ -328,11 +338,12 @@ def _steps(record: Record) -> set[int]:
     return {step for step in (record.get("step"), *(steps if isinstance(steps, list) else ())) if isinstance(step, int)}
 
 
-def _expected(plan: Record, first_step: object) -> Iterator[tuple[int, ...]]:
-    """The steps of each window that the plan asks for, without those before a resumed run began."""
+def _expected(plan: Record, first: int, last: float) -> Iterator[tuple[int, ...]]:
+    """The steps of each window that the plan asks for, without those that the run does not have."""
     steps = plan.get("steps")
-    first = first_step if isinstance(first_step, int) else 0
-    wanted = {step for step in steps if isinstance(step, int) and step >= first} if isinstance(steps, list) else ()
+    wanted = (
+        {step for step in steps if isinstance(step, int) and first <= step <= last} if isinstance(steps, list) else ()
+    )
     run: list[int] = []
     for step in sorted(wanted):
         if run and plan.get("continuous") and step == run[-1] + 1:
