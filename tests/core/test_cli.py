@@ -116,7 +116,7 @@ def test_each_command_has_help_with_an_example(command, capsys):
 def test_an_unknown_command_or_option(capsys):
     assert main(["plugin"]) == 2
     assert capsys.readouterr().err == (
-        "rankscope: no command named 'plugin'. Did you mean 'plugins'? Commands: plugins, plan, status, demo\n"
+        "rankscope: no command named 'plugin'. Did you mean 'plugins'? Commands: plugins, plan, status, recover, demo\n"
     )
     assert main(["plugins", "--chek"]) == 2
     assert "unrecognized arguments: --chek" in capsys.readouterr().err

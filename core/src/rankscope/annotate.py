@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
+from rankscope.errors import FaultError
 from rankscope.types import Span, SpanKind
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class SpanSink(Protocol):
     def enter(self, span: Span) -> object:
         """Show the span; the result is given back to ``leave``."""
 
-    def leave(self, span: Span, token: object, error: ExcInfo) -> Exception | None:
+    def leave(self, span: Span, token: object, error: ExcInfo) -> FaultError | None:
         """End the span; in strict mode returns what the backend raised meanwhile."""
 
 
@@ -67,7 +68,7 @@ class _Run:
 
     __slots__ = ("label", "shown", "span")
 
-    def __init__(self, label: _Label, kind: SpanKind, instance: object, args: Any, kwargs: Any) -> None:
+    def __init__(self, label: Label, kind: SpanKind, instance: object, args: Any, kwargs: Any) -> None:
         running = _running.get()
         self.label = label
         # A frozen dataclass pays for every field; a copied dictionary does not, and nobody can tell the difference.
@@ -79,15 +80,24 @@ class _Run:
         facts["args"] = args
         facts["kwargs"] = kwargs
         facts["parent"] = running[-1].span if running else None
-        self.shown = [(sink, sink.enter(span)) for sink in _sinks]
+        self.shown: list[tuple[SpanSink, object]] = []
+        try:
+            for sink in _sinks:
+                self.shown.append((sink, sink.enter(span)))
+        except BaseException:  # a KeyboardInterrupt: those that show it already must not go on doing so
+            self.leave(sys.exc_info())
+            raise
 
     def leave(self, error: ExcInfo) -> None:
-        """End the span everywhere, in reverse. Raises only in strict mode, and never over the body's own exception."""
-        raised = None
-        for sink, token in reversed(self.shown):
-            raised = sink.leave(self.span, token, error) or raised
-        if raised is not None and error[1] is None:
-            raise raised
+        """End the span everywhere, in reverse, once. Raises only in strict mode, never over the body's exception."""
+        shown, self.shown = self.shown, []
+        raised = []
+        for sink, token in reversed(shown):
+            fault = sink.leave(self.span, token, error)
+            if fault is not None:
+                raised.append(fault)
+        if raised and error[1] is None:
+            raise raised[0] if len(raised) == 1 else FaultError([fault for one in raised for fault in one.faults])
 
     def push(self) -> None:
         """Make this the current span of the running thread or task."""
@@ -98,7 +108,7 @@ class _Run:
         _running.set(tuple(run for run in _running.get() if run is not self))
 
 
-class _Label:
+class Label:
     """What ``annotate(...)`` returns: a decorator and a context manager. Stateless, so it is made once per label."""
 
     __slots__ = ("facts", "named")
@@ -128,8 +138,6 @@ class _Label:
             self._end((kind, error, trace))
 
     def _begin(self) -> None:
-        if not self.named:
-            raise TypeError('annotate() needs a stage when it is used with "with": with annotate("my_stage"): ...')
         _Run(self, "with", None, (), {}).push()
 
     def _end(self, error: ExcInfo) -> None:
@@ -140,6 +148,7 @@ class _Label:
                 return
 
     def __call__(self, function: Function) -> Function:
+        """As a decorator."""
         return cast("Function", self.decorate(function))
 
     def decorate(self, function: Any) -> Any:
@@ -148,13 +157,13 @@ class _Label:
             return type(function)(self.decorate(function.__func__))
         if inspect.isclass(function) or not callable(function):
             raise TypeError(f"annotate() decorates functions and methods, not {function!r}")
-        label = self
-        if not self.named:
-            stage = getattr(function, "__name__", type(function).__name__)
-            label = _Label(stage, *(self.facts[key] for key in ("scheduled", "color", "domain", "category")))
         target = function
         while isinstance(target, functools.partial):
             target = target.func
+        label = self
+        if not self.named:
+            stage = getattr(target, "__name__", type(target).__name__)
+            label = Label(stage, *(self.facts[key] for key in ("scheduled", "color", "domain", "category")))
         if inspect.iscoroutinefunction(target):
             wrapper = _wrap_async(label, function)
         elif inspect.isasyncgenfunction(target):
@@ -166,6 +175,16 @@ class _Label:
         return functools.update_wrapper(wrapper, function)
 
 
+class _Unnamed(Label):
+    """A label that waits for the name of the function which it decorates."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        # Also while nothing is open: a mistake must not wait for the first profiled step to come out.
+        raise TypeError('annotate() needs a stage when it is used with "with": with annotate("my_stage"): ...')
+
+
 def _takes_instance(function: Any) -> bool:
     """Whether the first argument is the bound object (decided once, by the name that Python code uses for it)."""
     try:
@@ -175,13 +194,13 @@ def _takes_instance(function: Any) -> bool:
     return first in {"self", "cls"}
 
 
-def _start(label: _Label, kind: SpanKind, bound: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
+def _start(label: Label, kind: SpanKind, bound: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
     if bound and args:
         return _Run(label, kind, args[0], args[1:], kwargs)
     return _Run(label, kind, None, args, kwargs)
 
 
-def _wrap_sync(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_sync(label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
     bound = _takes_instance(function)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +221,7 @@ def _wrap_sync(label: _Label, function: Callable[..., Any]) -> Callable[..., Any
     return wrapper
 
 
-def _wrap_async(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_async(label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
     bound = _takes_instance(function)
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -223,7 +242,7 @@ def _wrap_async(label: _Label, function: Callable[..., Any]) -> Callable[..., An
     return wrapper
 
 
-def _wrap_generator(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_generator(label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
     bound = _takes_instance(function)
 
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -231,7 +250,23 @@ def _wrap_generator(label: _Label, function: Callable[..., Any]) -> Callable[...
             return (yield from function(*args, **kwargs))
         run = _start(label, "generator", bound, args, kwargs)
         try:
-            result = yield from _resumed(run, function(*args, **kwargs))
+            body = function(*args, **kwargs)
+            resume: Callable[..., Any] = body.send
+            sent: tuple[Any, ...] = (None,)
+            while True:
+                run.push()  # it is the current span only while its own code runs
+                try:
+                    value = resume(*sent)
+                except StopIteration as stop:
+                    result = stop.value
+                    break
+                finally:
+                    run.pop()
+                    sent = ()  # what was thrown in must not live on in this frame, which its traceback refers to
+                try:
+                    resume, sent = body.send, ((yield value),)
+                except BaseException as error:  # noqa: BLE001 - from the consumer: the body decides what becomes of it
+                    resume, sent = body.throw, (error,)
         except BaseException:
             run.leave(sys.exc_info())
             raise
@@ -241,53 +276,32 @@ def _wrap_generator(label: _Label, function: Callable[..., Any]) -> Callable[...
     return wrapper
 
 
-def _resumed(run: _Run, body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Drive a generator so that its span is the current one only while its own code runs."""
-    resume: Callable[..., Any] = body.send
-    sent: tuple[Any, ...] = (None,)
-    while True:
-        run.push()
-        try:
-            value = resume(*sent)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            run.pop()
-        try:
-            resume, sent = body.send, ((yield value),)
-        except GeneratorExit:
-            body.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - thrown in by the consumer: the body decides what becomes of it
-            resume, sent = body.throw, (error,)
-
-
-def _wrap_async_generator(label: _Label, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_async_generator(label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
     bound = _takes_instance(function)
 
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         run = _start(label, "async_generator", bound, args, kwargs) if _sinks else None
-        body = function(*args, **kwargs)
-        resume: Callable[..., Any] = body.asend
-        sent: tuple[Any, ...] = (None,)
         try:
+            body = function(*args, **kwargs)
+            waiting = _first(body)
             while True:
                 if run is not None:
                     run.push()
                 try:
-                    value = await resume(*sent)
+                    value = await waiting
                 except StopAsyncIteration:
                     break
                 finally:
                     if run is not None:
                         run.pop()
+                    del waiting  # as in a generator
                 try:
-                    resume, sent = body.asend, ((yield value),)
+                    waiting = body.asend((yield value))
                 except GeneratorExit:
                     await body.aclose()
                     raise
-                except BaseException as error:  # noqa: BLE001 - as in _resumed
-                    resume, sent = body.athrow, (error,)
+                except BaseException as error:  # noqa: BLE001 - as in a generator
+                    waiting = body.athrow(error)
         except BaseException:
             if run is not None:
                 run.leave(sys.exc_info())
@@ -298,7 +312,17 @@ def _wrap_async_generator(label: _Label, function: Callable[..., Any]) -> Callab
     return wrapper
 
 
-_labels: dict[tuple[Any, ...], _Label] = {}
+def _first(body: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """Begin an async generator without telling the event loop: it knows the wrapper, and would close both at once."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return body.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+
+_labels: dict[tuple[Any, ...], Label] = {}
 
 
 @overload
@@ -315,7 +339,7 @@ def annotate(
     category: str | None = None,
     message: str | None = None,
     role: str | None = None,
-) -> _Label: ...
+) -> Label: ...
 
 
 def annotate(
@@ -365,8 +389,9 @@ def _new_label(key: tuple[Any, ...]) -> Any:
     if stage is not None and not isinstance(stage, str):
         if not callable(stage) and not isinstance(stage, (staticmethod, classmethod)):
             raise TypeError(f"annotate() takes the name of a stage, not {stage!r}")
-        return _Label(message or role, scheduled, color, domain, category).decorate(stage)
-    label = _Label(cast("str | None", stage or message or role), scheduled, color, domain, category)
+        return Label(message or role, scheduled, color, domain, category).decorate(stage)
+    name = cast("str | None", stage or message or role)
+    label = (Label if name else _Unnamed)(name or None, scheduled, color, domain, category)
     if len(_labels) < _CACHE_LIMIT:  # labels with a counter in them must not grow without bound
         _labels[key] = label
     return label

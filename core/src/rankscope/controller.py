@@ -13,7 +13,7 @@ from rankscope import environment
 from rankscope.artifacts.ledger import Ledger
 from rankscope.config import load_config
 from rankscope.gate import Closing, StepGate
-from rankscope.log import get_logger
+from rankscope.log import get_logger, import_nothing_more
 from rankscope.profiler import DistProfiler
 from rankscope.topology import host_name, run_id
 from rankscope.worker import ProfiledWorker
@@ -164,21 +164,19 @@ class ProfileController:
     def _drive(self, method: str, **arguments: Any) -> None:
         errors: list[tuple[str, object, Exception]] = []
         for worker in self._workers:
-            function = getattr(worker, method, None)
-            if function is None:
-                continue
             try:
-                function(**arguments)
-            except Exception as error:  # one worker must not keep the others from being driven
+                function = getattr(worker, method, None)
+                if function is not None:
+                    function(**arguments)
+            except Exception as error:  # noqa: PERF203 - one worker must not keep the others from being driven
                 errors.append((method, worker, error))
-                self.logger.error(
-                    "a worker raised; the others go on", method=method, worker=repr(worker), exc_info=error
-                )
+                self.logger.error("a worker raised; the others go on", method=method, worker=worker, exc_info=error)
         if errors and self._strict:
             raise ControllerError(errors)
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
+            import_nothing_more()
             self._guarded(self.close)
 
 

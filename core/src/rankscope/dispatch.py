@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,7 @@ class FaultLog:
         self._logger = logger
         self._record = record
         self._raised = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close a handle in the middle of this
 
     def add(self, fault: Fault) -> None:
         """Keep and tell a fault."""
@@ -42,6 +43,8 @@ class FaultLog:
         self._logger.error(
             f"{fault}; this tool is off in this process from now on, training goes on", exc_info=fault.error
         )
+        if not self.strict:
+            _forget_frames(fault.error)
 
     def take(self) -> FaultError | None:
         """In strict mode: an error for the faults that were not raised yet."""
@@ -61,6 +64,15 @@ class FaultLog:
             raise error
 
 
+def _forget_frames(error: BaseException | None) -> None:
+    """What a traceback refers to lives on with it: the batch in an argument, the model in a local variable."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class Tool:
     """One backend in one handle, called through here only.
 
@@ -68,7 +80,7 @@ class Tool:
         name: the tool.
         backend: the object that the entry point made.
         discrete: whether each stage gets a window of its own.
-        thread_bound: whether ``stop`` must run on the thread that ran ``start``.
+        max_seconds: how long a window may last.
         on: False after a fault.
         captured: whether a window of it was ever started.
     """
@@ -81,16 +93,37 @@ class Tool:
         faults: FaultLog,
         *,
         discrete: bool = False,
+        max_seconds: float | None = None,
     ) -> None:
         self.name = name
         self.backend = backend
         self.discrete = discrete
-        self.thread_bound = bool(getattr(backend, "thread_bound", False))
+        self.max_seconds = max_seconds
         self.on = True
         self.captured = False
         self.faults = faults
         self._hooks = dict(hooks)
         self.annotate: Callable[[Any], Any] | None = self._hooks.get("annotate")
+
+    @property
+    def thread_bound(self) -> bool:
+        """Whether ``stop`` must run on the thread that ran ``start``; some backends know it only once they started."""
+        return bool(getattr(self.backend, "thread_bound", False))
+
+    def budget(self) -> Callable[[], str | None] | None:
+        """For a window that begins now: what tells why it should end early; None where nothing limits it."""
+        own = getattr(self.backend, "over_budget", None)
+        limit = self.max_seconds
+        if limit is None:
+            return own
+        end = time.monotonic() + limit
+
+        def check() -> str | None:
+            if time.monotonic() >= end:
+                return f"max_seconds={limit:g} is reached"
+            return own() if own is not None else None
+
+        return check
 
     def has(self, hook: str) -> bool:
         """Whether the backend implements the hook."""
@@ -148,7 +181,7 @@ def bind(backends: Sequence[tuple[str, object]]) -> dict[str, dict[str, Callable
             )
         try:
             manager.register(backend, name=tool)
-        except (pluggy.PluginValidationError, ValueError, TypeError) as error:
+        except Exception as error:
             raise BackendError(f"backend {tool!r} does not fit the hooks: {error}") from error
         _refuse_unknown_hooks(tool, backend)
     bound: dict[str, dict[str, Callable[..., Any]]] = {tool: {} for tool, _ in backends}
@@ -168,8 +201,8 @@ def bind(backends: Sequence[tuple[str, object]]) -> dict[str, dict[str, Callable
 
 def _refuse_unknown_hooks(tool: str, backend: object) -> None:
     """A misspelt hook would be called never, in silence."""
-    for name in dir(type(backend)):
-        marks = getattr(inspect.getattr_static(type(backend), name, None), f"{PROJECT}_impl", None)
+    for name in dir(backend):
+        marks = getattr(inspect.getattr_static(backend, name, None), f"{PROJECT}_impl", None)
         # optionalhook: a newer backend on an older core says by it that it can do without.
         if marks and name not in HOOKS and not marks.get("optionalhook"):
             raise BackendError(

@@ -17,12 +17,6 @@ LOG_LEVEL = "RANKSCOPE_LOG_LEVEL"
 LOG_FORMAT = "RANKSCOPE_LOG_FORMAT"
 """``text`` (default) or ``json``: one JSON object a line."""
 
-KEEP_NVTX_INJECTION = "RANKSCOPE_KEEP_NVTX_INJECTION"
-"""``1``: leave ``NVTX_INJECTION64_PATH`` alone when a torch capture with device activity is planned."""
-
-VERL_KEEP_NVTX_INJECTION = "VERL_KEEP_NVTX_INJECTION"
-"""verl's name for the same, honoured too."""
-
 PROFILE_PREFIX = "RANKSCOPE_PROFILE_"
 """Prefix of the variables that the finish command gets (SAVE_PATH, TOOL, RANK, … MANIFEST)."""
 

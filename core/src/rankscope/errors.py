@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,8 +71,18 @@ class FaultError(RankscopeError):
             self.__cause__ = self.faults[0].error
 
 
+def error_text(error: BaseException) -> str:
+    """``ValueError: the message``, also where the exception's own text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - somebody else's __str__
+        return f"{type(error).__name__} without a text"
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice that ``name`` most likely meant, or None."""
+    import difflib  # only a mistake needs it
+
     matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
     return matches[0] if matches else None
 

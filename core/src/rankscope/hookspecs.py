@@ -10,22 +10,24 @@ What it names is called as ``(context, options)`` once per role and process, and
 returns implements any of the hooks below; every hook is optional. A whole backend::
 
     from dataclasses import dataclass
-    from rankscope import Availability, Context, Span, Window, hookimpl
+    from rankscope import Availability, Context, Window, hookimpl
+
 
     @dataclass(frozen=True)
     class WallclockOptions:
-        unit: str = "s"                              # every field needs a default
+        unit: str = "s"  # every field needs a default
+
 
     class WallclockBackend:
-        Options = WallclockOptions                   # tool_config.wallclock is checked against it
-        owns = frozenset()                           # names of process-exclusive resources, e.g. {"kineto"}
+        Options = WallclockOptions  # tool_config.wallclock is checked against it
+        owns = frozenset()  # names of process-exclusive resources, e.g. {"kineto"}
 
         @staticmethod
-        def available() -> Availability:             # imports nothing heavy and never raises
+        def available() -> Availability:  # imports nothing heavy and never raises
             return Availability(True)
 
         def __init__(self, context: Context, options: WallclockOptions) -> None:
-            self.context = context                   # touches no device, opens no file
+            self.context = context  # touches no device, opens no file
 
         @hookimpl
         def start(self, window: Window) -> None:
@@ -48,6 +50,8 @@ Attributes that core reads from the entry point's object (all optional but ``Opt
 ``Options``       frozen dataclass, every field with a default; a bool field ``discrete`` sets the tool's own default.
 ``owns``          set of names; two selected tools that own the same one in a process are a config error.
 ``thread_bound``  True when ``stop`` must run on the thread that ran ``start``; core then carries a foreign stop over.
+``over_budget``   method -> reason or None, asked at span and step boundaries; a reason ends the window early. None, or
+                  no such attribute, where nothing limits it: then it costs nothing.
 ``suffix``        file name ending of its artifacts, shown by ``rankscope plan``.
 ``available()``   static or class method -> Availability.
 ``launch(options, context)``  static or class method -> Launch: what the process needs before it starts.
@@ -85,7 +89,8 @@ class BackendSpecs:
 
             @hookimpl
             def start(self, window):
-                self.recorder = Recorder(); self.recorder.begin()
+                self.recorder = Recorder()
+                self.recorder.begin()
         """
 
     @hookspec
@@ -145,7 +150,8 @@ class BackendSpecs:
     def finish(self, artifacts: Sequence[Artifact]) -> None:
         """The run's captures are complete: called exactly once, after the last window, also at an early end.
 
-        No window is open. ``artifacts`` are this tool's files of this process. The finish command runs after it::
+        No window is open. ``artifacts`` are this tool's files of this process. The finish command runs after it. Where
+        files take long to export, it is called on a thread in the background::
 
             @hookimpl
             def finish(self, artifacts):

@@ -28,6 +28,7 @@ _HEAD = ("timestamp", "level", "event")
 _NEEDS_QUOTES = frozenset("=\"'\\")
 
 _structlog: Any = None
+_leaving = False
 _said: dict[object, object] = {}
 
 
@@ -65,6 +66,15 @@ def get_logger(**bound: Any) -> Logger:
     return StderrLogger(bound)
 
 
+def import_nothing_more() -> None:
+    """The process is on its way out: messages are made without structlog, unless that is there already.
+
+    Importing it would compile code, after which Python forgets that a Ctrl-C is what it ends by, and exits with 1.
+    """
+    global _leaving
+    _leaving = True
+
+
 def warn_once(logger: Logger, key: object, event: str, **facts: Any) -> bool:
     """Warn unless this ``key`` was warned about before in this process (or in the one it was forked from).
 
@@ -94,6 +104,9 @@ def _log(level: str, event: str, bound: Mapping[str, Any], facts: Mapping[str, A
         if LEVELS[level] < LEVELS[_choice(environment.LOG_LEVEL, LEVELS, "info")]:
             return
         facts = {**bound, **facts}
+        if _leaving and _structlog is None:
+            _Stderr().msg(_plainly(level, event, facts))
+            return
         try:
             logger = _structured()
         except Exception:  # noqa: BLE001  # late in interpreter shutdown some modules can no longer be imported

@@ -8,21 +8,28 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from rankscope import environment, registry, shutdown, windows
-from rankscope.annotate import annotate
+from rankscope.annotate import Function, Label
+from rankscope.annotate import annotate as annotate_function
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import Ledger
+from rankscope.artifacts.places import staging
 from rankscope.artifacts.store import Store
-from rankscope.config import Config, ConfigError, RoleConfig, load_config, tool_options
+from rankscope.config import CommonOptions, Config, ConfigError, RoleConfig, load_config, tool_options
 from rankscope.dispatch import FaultLog, Tool, bind
+from rankscope.errors import FaultError
 from rankscope.log import get_logger
 from rankscope.topology import detect, dimensions_for_name, host_name, run_id
 from rankscope.types import Artifact, Context, Fault, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_PATIENCE = 2.0
+"""Seconds that the end of a handle waits for a thread that has to stop a window."""
 
 
 class DistProfiler:
@@ -100,16 +107,19 @@ class DistProfiler:
         self.last_step: int | None = None
         self.joined = False
         self.closed = False
-        self._started: dict[str, Window] = {}
+        self._asked = False
         self._finished: set[str] = set()
         self._to_relocate: list[tuple[Tool, Window]] = []
         self.ledger = Ledger(self.save_path, host=host_name(), run_id=run_id())
         self._stores: dict[str, Store] = {}
+        stage_dir = self.config.global_profiler.stage_dir
+        self._stage_dir = Path(stage_dir) if stage_dir else None
         self.tools: tuple[Tool, ...] = ()
         if self.enabled:
             if self.selected:
                 load_config(self.config)
                 self.tools = self._build()
+                exports().look_after(staging(self.save_path, self._stage_dir))
             self._record_plan()
             shutdown.watch(self, flush_on_sigterm=self.config.global_profiler.flush_on_sigterm)
 
@@ -117,7 +127,7 @@ class DistProfiler:
 
     def _build(self) -> tuple[Tool, ...]:
         """Import, validate, construct and bind the tools of this role; the only place where a backend is made."""
-        built: list[tuple[str, object, bool]] = []
+        built: list[tuple[str, object, CommonOptions]] = []
         for name in self.section.tools:
             factory = registry.load(name, self.section.tool_path)
             options, common = tool_options(factory, self.section, name)
@@ -142,13 +152,22 @@ class DistProfiler:
                 raise ConfigError(
                     f"{self.section.tool_path}: tool {name!r} could not be set up: {type(error).__name__}: {error}"
                 ) from error
-            built.append((name, backend, common.discrete))
+            built.append((name, backend, common))
         hooks = bind([(name, backend) for name, backend, _ in built])
         return tuple(
-            Tool(name, backend, hooks[name], self._faults, discrete=discrete) for name, backend, discrete in built
+            Tool(
+                name,
+                backend,
+                hooks[name],
+                self._faults,
+                discrete=common.discrete,
+                max_seconds=common.max_seconds,
+            )
+            for name, backend, common in built
         )
 
     def _store(self, tool: str) -> Store:
+        common = self.config.global_profiler
         store = Store(
             self.save_path,
             tool=tool,
@@ -159,6 +178,9 @@ class DistProfiler:
             host=host_name(),
             ledger=self.ledger,
             logger=self.logger,
+            stage_dir=self._stage_dir,
+            max_exports=common.max_exports,
+            wait_for_exports=common.close_timeout if common.exports_full == "wait" else 0.0,
         )
         self._stores[tool] = store
         return store
@@ -168,7 +190,14 @@ class DistProfiler:
     @property
     def recording(self) -> bool:
         """Whether this handle has a window open, its own or one that it joined."""
-        return any(current.owner is self or self in current.joined for current in windows.opened())
+        return bool(self._opened())
+
+    def _opened(self) -> tuple[windows.OpenTool, ...]:
+        return tuple(
+            current
+            for current in windows.opened()
+            if current.owner is self or any(handle is self for handle in current.joined)
+        )
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -180,6 +209,11 @@ class DistProfiler:
         """Files that its windows left behind, whole and under their final names; what is still written is not in."""
         exports().poll()
         return tuple(artifact for store in self._stores.values() for artifact in store.artifacts)
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where its tools put their files."""
+        return tuple(self._stores.values())
 
     # The window.
 
@@ -193,15 +227,16 @@ class DistProfiler:
         Returns:
             Whether something is open now.
         """
-        if not self.tools or self.closed or self._in_child():
+        if not self.enabled or self.closed or self._in_child():
             return False
         with self.raised_at_end():
-            if self._started:
-                self.logger.warning(
-                    "a window was still open when the next one began: saved as aborted", step=self.last_step
-                )
+            if self._opened():
+                if any(not current.stopping for current in self._opened()):
+                    self.logger.warning(
+                        "a window was still open when the next one began: saved as aborted", step=self.last_step
+                    )
                 self._stop(aborted=True)
-            self.last_step = step
+            self._asked, self.last_step = True, step
             for tool in self.tools:
                 window = windows.new_window(
                     self.role,
@@ -211,18 +246,17 @@ class DistProfiler:
                     reason="manual" if step is None else "step",
                 )
                 current = windows.start(tool, self, window)
-                if current is not None:
-                    self._started[tool.name] = window
-                    self.joined = self.joined or current.owner is not self
-        return bool(self._started)
+                self.joined = self.joined or (current is not None and current.owner is not self)
+        return self.recording
 
     def advance(self, *, step: int) -> None:
         """Inside a window over several steps: the next step begins. A controller calls it; calling it is optional."""
-        if not self._started or self._in_child():
+        opened = self._opened()
+        if not opened or self._in_child():
             return
         self.last_step = step
         with self.raised_at_end():
-            for current in windows.opened():
+            for current in opened:
                 if current.owner is self:
                     current.advance(step)
 
@@ -245,15 +279,21 @@ class DistProfiler:
             self.finish()
 
     def _stop(self, *, aborted: bool = False) -> None:
-        for name in reversed(list(self._started)):
-            windows.stop(name, self, aborted=aborted)
-        self._started.clear()
+        for current in reversed(self._opened()):
+            windows.stop(current.tool.name, self, aborted=aborted)
 
     def stop_open(self, reason: str) -> None:
         """At the end of the handle: save what is still open."""
-        if self._started:
+        if self._opened():
             self.logger.info("a window is still open at the end: saving it", step=self.last_step, reason=reason)
             self._stop()
+        for current in windows.close_all_of(self, timeout=_PATIENCE):
+            self.logger.warning(
+                "a window could not be saved: the thread that started it is busy, and no other can stop it",
+                tool=current.tool.name,
+                step=current.step,
+                thread=current.thread_name,
+            )
 
     def raised_at_end(self) -> AbstractContextManager[None]:
         """Around a call of the public API: in strict mode, raise what backends raised in it."""
@@ -263,13 +303,37 @@ class DistProfiler:
         """Why this rank, though selected, has no file, in words."""
         if self.faults:
             return str(self.faults[0])
-        if self.last_step is None:
+        if not self._asked:
             return "no configured step was reached: nothing called start()"
         if all(tool.discrete for tool in self.tools):
             return "discrete tools wait for annotated stages, and none ran while a window was open"
         return "the windows held nothing, or their files failed; see the ledger"
 
-    annotate = staticmethod(annotate)
+    if TYPE_CHECKING:  # staticmethod() would keep only the first overload
+
+        @overload
+        @staticmethod
+        def annotate(stage: Function) -> Function: ...
+
+        @overload
+        @staticmethod
+        def annotate(
+            stage: str | None = None,
+            *,
+            scheduled: bool = False,
+            color: str | None = None,
+            domain: str | None = None,
+            category: str | None = None,
+            message: str | None = None,
+            role: str | None = None,
+        ) -> Label: ...
+
+        @staticmethod
+        def annotate(stage: Any = None, **facts: Any) -> Any:
+            """See `rankscope.annotate`."""
+
+    else:
+        annotate = staticmethod(annotate_function)
 
     def relocate(self) -> tuple[Artifact, ...]:
         """Bring files that a tool wrote to a place of its own to the save path, where ``relocate_results`` is set.
@@ -277,14 +341,18 @@ class DistProfiler:
         Returns:
             The files that were moved by this call. May be repeated: a file that is not finished yet comes later.
         """
+        with self.raised_at_end():
+            return self.relocate_files()
+
+    def relocate_files(self) -> tuple[Artifact, ...]:
+        """The same, raising nothing."""
         if self._in_child() or not self.section.relocate_results:
             return ()
         moved: list[Artifact] = []
-        with self.raised_at_end():
-            for tool, window in self._to_relocate:
-                returned, paths = tool.call("relocate", window, step=window.step)
-                if returned and paths:
-                    moved += self._adopt(tool, window, paths)
+        for tool, window in self._to_relocate:
+            returned, paths = tool.call("relocate", window, step=window.step)
+            if returned and paths is not None:
+                moved += self._adopt(tool, window, paths)
         return tuple(moved)
 
     def _adopt(self, tool: Tool, window: Window, paths: Iterable[Path]) -> list[Artifact]:
@@ -332,7 +400,11 @@ class DistProfiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except FaultError:  # strict mode: told already, and the block's own exception goes first
+            if error is None:
+                raise
 
     def __reduce__(self) -> Any:
         raise TypeError("a DistProfiler belongs to its process; send the config and make one there")
@@ -348,6 +420,10 @@ class DistProfiler:
         if tool.has("relocate"):
             self._to_relocate.append((tool, window))
         shutdown.window_closed()
+
+    def window_missed(self, tool: Tool, window: Window, reason: str) -> None:
+        """A window of one of its tools could not be opened."""
+        self._stores[tool.name].missing(window, reason)
 
     def _record_plan(self) -> None:
         for name in self.section.tools:
@@ -366,12 +442,14 @@ class DistProfiler:
     def _record_fault(self, fault: Fault) -> None:
         import traceback
 
+        from rankscope.errors import error_text
+
         self.record(
             "fault",
             tool=fault.tool,
             hook=fault.hook,
             step=fault.step,
-            error=f"{type(fault.error).__name__}: {fault.error}",
+            error=error_text(fault.error),
             traceback="".join(traceback.format_exception(fault.error)),
         )
 

@@ -52,13 +52,21 @@ def providers() -> dict[str, list[ToolInfo]]:
     """Every entry point of the group by tool, also where several distributions claim one name. Imports none."""
     found: dict[str, dict[tuple[str, str], ToolInfo]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
-        distribution = entry.dist
-        name = distribution.metadata["Name"] if distribution is not None else "?"
-        version = distribution.version if distribution is not None else ""
+        name, version = _provider(entry)
         info = ToolInfo(entry.name, name, version, entry.value)
         # One distribution can be seen twice on sys.path (a wheel beside its source); that is no clash.
         found.setdefault(entry.name, {}).setdefault((name.lower(), entry.value), info)
     return {tool: list(infos.values()) for tool, infos in sorted(found.items())}
+
+
+def _provider(entry: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution; one that was half removed has neither, and must not stop the others."""
+    try:
+        facts: Mapping[str, Any] = entry.dist.metadata if entry.dist is not None else {}  # type: ignore[assignment]
+        name, version = ((facts[key] if key in facts else None) for key in ("Name", "Version"))  # noqa: SIM401
+    except Exception:  # noqa: BLE001 - whatever lies in site-packages
+        name = version = None
+    return str(name or "?"), str(version or "")
 
 
 def installed() -> dict[str, ToolInfo]:

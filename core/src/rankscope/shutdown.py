@@ -5,23 +5,31 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rankscope import windows
 from rankscope.artifacts.exports import exports
 from rankscope.finish import FinishCommand, claim_once
-from rankscope.log import get_logger
+from rankscope.log import get_logger, import_nothing_more
 from rankscope.topology import host_name, run_id
 
 if TYPE_CHECKING:
+    from rankscope.artifacts.store import Store
     from rankscope.profiler import DistProfiler
+    from rankscope.types import Artifact
 
 _handles: dict[int, DistProfiler] = {}
+_stores_of_closed: dict[str, list[Store]] = {}
+_captured_by_closed: set[str] = set()
 _commands: list[FinishCommand] = []
+_late: list[threading.Thread] = []
+_finishing = threading.RLock()
 _waiting_to_finish: list[DistProfiler] = []
 _pid = 0
 _previous: Any = None
@@ -30,13 +38,16 @@ _handler_installed = False
 
 def watch(handle: DistProfiler, *, flush_on_sigterm: bool) -> None:
     """From now on the handle is closed at exit, whatever becomes of the program."""
-    global _pid
+    global _pid, _finishing
     if _pid != os.getpid():
         _pid = os.getpid()
-        _handles.clear()
-        _commands.clear()
-        _waiting_to_finish.clear()
+        _finishing = threading.RLock()
+        for kept in (_handles, _stores_of_closed, _captured_by_closed, _commands, _late, _waiting_to_finish):
+            kept.clear()
         atexit.register(_at_exit, _pid)
+        forked = sys.modules.get("multiprocessing.util")
+        if forked is not None:  # its children end without atexit, but run these
+            forked.Finalize(None, _at_exit, args=(_pid,), exitpriority=0)
     _handles[id(handle)] = handle
     if flush_on_sigterm:
         _install_handler()
@@ -44,27 +55,63 @@ def watch(handle: DistProfiler, *, flush_on_sigterm: bool) -> None:
 
 def window_closed() -> None:
     """A window of this process was closed: whoever waits for the last one to finish can do so now."""
-    if _waiting_to_finish and not windows.opened():
-        waiting = _waiting_to_finish[:]
-        _waiting_to_finish.clear()
-        for handle in waiting:
-            handle.finish()
+    if _waiting_to_finish and _pid == os.getpid():
+        windows.outside_transition(_finish_waiting)
 
 
-def finish(handle: DistProfiler) -> None:
-    """Finish a handle's backends, then run the finish command, once per process and save path."""
+def _finish_waiting() -> None:
+    waiting = _waiting_to_finish[:]
+    _waiting_to_finish.clear()
+    for handle in waiting:  # in strict mode, what they raise comes out of their handles' next call
+        finish(handle)
+
+
+def finish(handle: DistProfiler, *, patient: bool = True) -> None:
+    """Finish a handle's backends, then run the finish command, once per process and save path.
+
+    Both see complete captures: files that are still being exported after ``finish_hook_wait`` seconds are awaited in
+    the background, and what follows is done there; unless not ``patient``: then it was waited long enough.
+    """
     if any(str(other.owner.save_path) == str(handle.save_path) for other in windows.opened()):
         if handle not in _waiting_to_finish:
             _waiting_to_finish.append(handle)
         return
-    handle.relocate()
+    handle.relocate_files()
     deadline = time.monotonic() + handle.config.global_profiler.finish_hook_wait
-    command = _command_due(handle)
-    if command or any(tool.captured and tool.has("finish") for tool in handle.tools):
-        exports().drain(max(0.0, deadline - time.monotonic()))
-    handle.finish_backends()
-    if not command or not claim_once(handle.save_path):
+    if not _command_due(handle) and not any(tool.captured and tool.has("finish") for tool in handle.tools):
         return
+    if patient and not exports().drain(max(0.0, deadline - time.monotonic())) and _finish_later(handle):
+        return
+    _finish_now(handle, deadline)
+
+
+def _finish_later(handle: DistProfiler) -> bool:
+    """Wait for exports in the background. False: no thread can be started any more."""
+
+    def wait_and_finish() -> None:
+        exports().drain(handle.config.global_profiler.finish_hook_timeout)
+        _finish_now(handle, 0.0)
+
+    thread = threading.Thread(target=wait_and_finish, name="rankscope-exports", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is on its way out
+        return False
+    _late.append(thread)
+    return True
+
+
+def _finish_now(handle: DistProfiler, deadline: float) -> None:
+    with _finishing:
+        handle.finish_backends()
+        command = _command_due(handle)
+        if not command or not claim_once(handle.save_path):
+            return
+        running = _run(handle, command)
+    running.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _run(handle: DistProfiler, command: Any) -> FinishCommand:
     running = FinishCommand(
         command,
         save_path=handle.save_path,
@@ -76,18 +123,21 @@ def finish(handle: DistProfiler) -> None:
         world_size=handle.world_size,
         host=host_name(),
         run_id=run_id(),
-        artifacts=[
-            artifact
-            for other in _handles.values()
-            if other.save_path == handle.save_path
-            for artifact in other.artifacts
-        ],
+        artifacts=_artifacts(handle.save_path),
         timeout=handle.config.global_profiler.finish_hook_timeout,
         ledger=handle.ledger,
     )
     _commands.append(running)
     running.start()
-    running.wait(max(0.0, deadline - time.monotonic()))
+    return running
+
+
+def _artifacts(save_path: Path) -> list[Artifact]:
+    """All files of this process below a save path, also those of handles that are closed."""
+    exports().poll()
+    closed = [artifact for store in _stores_of_closed.get(str(save_path), ()) for artifact in store.artifacts]
+    handles = [handle for handle in list(_handles.values()) if handle.save_path == save_path]
+    return closed + [artifact for handle in handles for artifact in handle.artifacts]
 
 
 def _command_due(handle: DistProfiler) -> Any:
@@ -108,8 +158,11 @@ def _command_due(handle: DistProfiler) -> Any:
 
 def captured(handle: DistProfiler) -> bool:
     """Whether any role of this process captured something into the handle's save path."""
-    return any(
-        tool.captured for other in _handles.values() if other.save_path == handle.save_path for tool in other.tools
+    return str(handle.save_path) in _captured_by_closed or any(
+        tool.captured
+        for other in list(_handles.values())
+        if other.save_path == handle.save_path
+        for tool in other.tools
     )
 
 
@@ -119,8 +172,6 @@ def close(handle: DistProfiler, timeout: float | None = None, *, reason: str = "
         limit = handle.config.global_profiler.close_timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         handle.stop_open(reason)
-        if captured(handle):
-            handle.finish()
         logger = handle.logger
         done = exports().drain(
             max(0.0, deadline - time.monotonic()),
@@ -132,11 +183,18 @@ def close(handle: DistProfiler, timeout: float | None = None, *, reason: str = "
                 files=exports().pending,
                 waited_seconds=limit,
             )
-        for command in _commands:
+        if captured(handle):
+            finish(handle, patient=done)
+        for thread in _late[:]:
+            thread.join(0.0 if not done else None)
+        for command in _commands[:]:
             if command.wait(0.0) is None:
                 logger.info("waiting for the finish command")
                 command.wait()
         handle.record("close", last_step=handle.last_step, reason=reason)
+        if captured(handle):
+            _captured_by_closed.add(str(handle.save_path))
+        _stores_of_closed.setdefault(str(handle.save_path), []).extend(handle.stores)
         _handles.pop(id(handle), None)
         handle.closed = True
         _summarise(handle)
@@ -168,6 +226,7 @@ def _summarise(handle: DistProfiler) -> None:
 def _at_exit(pid: int) -> None:
     if pid != os.getpid():
         return
+    import_nothing_more()
     _close_all("exit")
     exports().end()
 
@@ -201,7 +260,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 def _flush_and_pass_on(number: int, frame: FrameType | None) -> None:
     global _handler_installed
-    _close_all("SIGTERM")
+    if threading.current_thread() is not threading.main_thread():  # the transition that it waited for was a thread's
+        os.kill(os.getpid(), number)
+        return
+    if _pid == os.getpid():
+        _close_all("SIGTERM")
     _handler_installed = False
     if callable(_previous):
         signal.signal(number, _previous)

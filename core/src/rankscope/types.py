@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rankscope.errors import error_text
+
 if TYPE_CHECKING:
     from rankscope.artifacts.store import Store
 
@@ -79,6 +81,7 @@ class Window:
         reason: why it exists.
         scheduled: whether a schedule over mini-batches applies: False in a stage that is not an update stage.
         started_ns: nanoseconds since the epoch.
+        ended: why it ended before its stop, or empty; set in ``stop`` only.
     """
 
     id: int
@@ -89,6 +92,7 @@ class Window:
     reason: WindowReason
     scheduled: bool = True
     started_ns: int = 0
+    ended: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,7 +161,8 @@ class Fault:
         tool: the backend that raised; from then on it is off in this process.
         hook: the hook in which it happened.
         step: the training step, or None.
-        error: the exception itself, with its traceback.
+        error: the exception itself. Its traceback is in log and ledger; only in strict mode it stays on the exception
+            too, since it keeps alive all that the failing frames held.
     """
 
     tool: str
@@ -167,7 +172,7 @@ class Fault:
 
     def __str__(self) -> str:
         where = f" in step {self.step}" if self.step is not None else ""
-        return f"{self.tool}.{self.hook} failed{where}: {type(self.error).__name__}: {self.error}"
+        return f"{self.tool}.{self.hook} failed{where}: {error_text(self.error)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,18 +7,19 @@ any handle or none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from rankscope.annotate import ExcInfo, current_stage, forget_running, is_batch, set_sinks
 from rankscope.dispatch import Tool
+from rankscope.errors import FaultError
 from rankscope.types import Logger, Span, Window
 
 _ids = itertools.count(1)
@@ -41,6 +42,9 @@ class Owner(Protocol):
 
     def window_closed(self, tool: Tool, window: Window) -> None:
         """A window of the tool was stopped."""
+
+    def window_missed(self, tool: Tool, window: Window, reason: str) -> None:
+        """A window of the tool could not be opened."""
 
 
 def new_window(role: str, **facts: Any) -> Window:
@@ -81,6 +85,9 @@ class OpenTool:
         self._wanted: str | None = None
         self._aborted = False
         self._forgotten = False
+        self._check: Callable[[], str | None] | None = None
+        self._early = ""
+        self._inside = False  # a stage that opened a window still runs, even if its window has ended already
 
     # Spans: the methods of a SpanSink.
 
@@ -88,11 +95,15 @@ class OpenTool:
         """Show a span; in discrete mode a stage opens a window first, unless it runs inside one."""
         if self._wanted is not None and self._settle():
             return None
+        if self._check is not None and self._look():
+            return None
         opened = False
         if self.window is None:
-            if is_batch(span.stage) or not self._open_stage(span):
+            if is_batch(span.stage) or self._inside:
                 return None
-            opened = True
+            opened = self._open_stage(span)
+            if self.window is None:  # else another thread was faster: a range in its window
+                return None
         show = self.tool.annotate
         if show is None or not self.tool.on:
             return _Shown(None, opened) if opened else None
@@ -105,7 +116,7 @@ class OpenTool:
             return None
         return _Shown(context, opened) if opened or context is not None else None
 
-    def leave(self, span: Span, token: object, error: ExcInfo) -> Exception | None:  # noqa: ARG002
+    def leave(self, span: Span, token: object, error: ExcInfo) -> FaultError | None:  # noqa: ARG002
         """End a span; what a backend's ``__exit__`` returns cannot swallow the body's exception."""
         if self._forgotten:
             return None
@@ -114,11 +125,15 @@ class OpenTool:
                 try:
                     token.context.__exit__(*error)
                 except Exception as fault:  # noqa: BLE001 - as in enter
-                    self.fault("annotate", fault)
+                    if self.tool.on:  # else it is the echo of a fault that was told; it is left all the same
+                        self.fault("annotate", fault)
             if token.opened:
+                self._inside = False
                 self._close_stage()
         if self._wanted is not None:
             self._settle()
+        elif self._check is not None:
+            self._look()
         return self.tool.faults.take()
 
     def mini_batch(self, span: Span | None) -> None:
@@ -129,6 +144,8 @@ class OpenTool:
             returned, _ = self.tool.call("step", self.window, span, step=self.step)
             if not returned:
                 self._give_up()
+            elif self._check is not None:
+                self._look()
 
     def advance(self, step: int) -> None:
         """The next training step begins inside this window."""
@@ -151,6 +168,7 @@ class OpenTool:
             return False
         self.tool.captured = True
         self.window = window
+        self._check = self.tool.budget()
         self._begin_step_row()
         return self.window is not None
 
@@ -162,13 +180,22 @@ class OpenTool:
         self._end_step_row()
         if self.window is None:  # the row's end was a fault, and the window ended with it
             return
-        self.window = None
+        self.window, self._check = None, None
+        early, self._early = self._early, ""
+        if early:
+            window = dataclasses.replace(window, ended=early)
+            self.owner.logger.warning(
+                "a window was ended early and saved", tool=self.tool.name, step=window.step, reason=early
+            )
         if aborted:
             window = dataclasses.replace(window, scope=f"{window.scope}-aborted")
         try:
-            self.tool.call("stop", window, step=window.step)
+            if self.tool.on:
+                self.tool.call("stop", window, step=window.step)
+            else:  # a fault outside the window switched it off, and yet it is started
+                self.tool.last_stop(window)
         finally:
-            self._record_window("close", window, aborted=aborted)
+            self._record_window("close", window, aborted=aborted, **({"reason": early} if early else {}))
             self.owner.window_closed(self.tool, window)
 
     def forget(self) -> None:
@@ -178,11 +205,18 @@ class OpenTool:
     def fault(self, hook: str, error: Exception) -> None:
         """A backend raised in an open window: off, after one attempt to stop it."""
         self.tool.fault(hook, error, self.step)
-        self._give_up()
+        # A span may end after its window: by then the tool can be open anew, and that is what has to be stopped.
+        current = _open.get(self.tool.name)
+        holder = current if current is not None and current.tool is self.tool else self
+        holder._give_up()  # noqa: SLF001
 
     def _give_up(self) -> None:
         window, self.window = self.window, None
+        row, self._step_row = self._step_row, None
         with transition():
+            if row is not None:
+                with contextlib.suppress(Exception):
+                    row.__exit__(None, None, None)
             if window is not None:
                 self.tool.last_stop(window)
                 self._record_window("close", window, reason="fault")
@@ -202,14 +236,43 @@ class OpenTool:
                 scheduled=span.scheduled,
             )
             if self.begin(window):
+                self._inside = True
                 return True
             _drop(self)
             return False
 
+    def _look(self) -> bool:
+        """Whether the window has had enough; then it is ended and saved, by the thread that may do so."""
+        window, check = self.window, self._check
+        if window is None or check is None or self._wanted is not None:
+            return False
+        try:
+            reason = check()
+        except Exception as error:  # noqa: BLE001 - as in enter
+            self.fault("over_budget", error)
+            return True
+        if reason is None:
+            return False
+        with transition():
+            if self.window is not window:
+                return False
+            self._early = reason
+            if self._must_hop():
+                self._wanted = "stage" if self.tool.discrete else "tool"
+                return False
+            if self.tool.discrete:
+                self.end()
+            else:
+                close(self)
+        return True
+
     def _role_of(self, span: Span) -> str:
         """A stage's file belongs to the role whose worker runs it, where that worker's handle takes part."""
-        handle = getattr(span.instance, "profiler", None)
-        return handle.role if handle in self.joined else self.owner.role
+        try:
+            handle = getattr(span.instance, "profiler", None)
+        except Exception:  # noqa: BLE001 - a property of the user's object
+            handle = None
+        return next((joined.role for joined in self.joined if joined is handle), self.owner.role)
 
     def _close_stage(self) -> None:
         with transition():
@@ -278,8 +341,24 @@ class OpenTool:
         """From a foreign thread: leave the stop to the owner's next boundary. False: this thread may stop it."""
         if not self._must_hop():
             return False
-        self._wanted, self._aborted = "tool", aborted
-        self._tell_hop()
+        if self._wanted != "tool":
+            self._wanted, self._aborted = "tool", aborted
+            self._tell_hop()
+            _show()  # its own thread has to come by, also at the spans of a tool that shows none
+        return True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it only waits for the thread that has to stop it."""
+        return self._wanted == "tool"
+
+    def settle_now(self) -> bool:
+        """Before another window: carry out a stop that still waits. False: only a thread that is busy can do that."""
+        if self._wanted != "tool" or self._settle():
+            return True
+        if self._must_hop():
+            return False
+        close(self, aborted=self._aborted)
         return True
 
     def _settle(self) -> bool:
@@ -292,27 +371,30 @@ class OpenTool:
                 close(self, aborted=self._aborted)
             elif wanted == "stage":
                 self.end()
-        return wanted is not None
+        return wanted == "tool"
 
 
 # The process.
 
 
-@contextmanager
+@contextlib.contextmanager
 def transition() -> Iterator[None]:
     """While a window opens or closes: one thread at a time, and a signal handler that wants to close has to wait."""
     global _transitions
-    with _lock:
-        _transitions += 1
-        try:
-            yield
-        finally:
-            _transitions -= 1
-            waiting = _after_transition[:] if _transitions == 0 else []
-            if waiting:
-                _after_transition.clear()
-    for action in waiting:
-        action()
+    waiting: list[Callable[[], None]] = []
+    try:
+        with _lock:
+            _transitions += 1
+            try:
+                yield
+            finally:
+                _transitions = max(0, _transitions - 1)  # after a fork in between, the child began with 0
+                if _transitions == 0:
+                    waiting += _after_transition
+                    _after_transition.clear()
+    finally:
+        for action in waiting:
+            action()
 
 
 def outside_transition(action: Callable[[], None]) -> None:
@@ -337,6 +419,11 @@ def start(tool: Tool, owner: Owner, window: Window) -> OpenTool | None:
     """Open a tool for a handle, or join the handle that has it open. None: it could not be started."""
     with transition():
         other = _open.get(tool.name)
+        if other is not None and not other.settle_now():
+            reason = f"the window before it is still open: thread {other.thread_name!r}, which has to stop it, is busy"
+            owner.window_missed(tool, window, reason)
+            return None
+        other = _open.get(tool.name)
         if other is not None:
             if owner is not other.owner and owner not in other.joined:
                 other.joined.append(owner)
@@ -347,11 +434,17 @@ def start(tool: Tool, owner: Owner, window: Window) -> OpenTool | None:
         if not tool.on:
             return None
         new = OpenTool(tool, owner, window)
-        if tool.discrete:
-            new.thread, new.thread_name = threading.get_ident(), threading.current_thread().name
-        elif not new.begin(window):
-            return None
         _open[tool.name] = new
+        try:
+            if tool.discrete:
+                new.thread, new.thread_name = threading.get_ident(), threading.current_thread().name
+            elif not new.begin(window):
+                _drop(new)
+                return None
+        except BaseException:  # a KeyboardInterrupt: what is started by now has to be stopped at the end
+            if new.window is None:
+                _drop(new)
+            raise
         _show()
         return new
 
@@ -371,7 +464,7 @@ def stop(tool: str, owner: Owner, *, aborted: bool = False) -> bool:
             return True
         if current.ask_to_stop(aborted=aborted):
             return False
-        close(current, aborted=aborted)
+        close(current, aborted=current._aborted if current.stopping else aborted)  # noqa: SLF001
         return True
 
 
@@ -381,6 +474,20 @@ def close(current: OpenTool, *, aborted: bool = False) -> None:
         if _open.get(current.tool.name) is current:
             _drop(current)
             current.end(aborted=aborted)
+
+
+def close_all_of(owner: Owner, timeout: float) -> tuple[OpenTool, ...]:
+    """At the end of a handle: what it still has open is a stop that waits for another thread, which gets a moment.
+
+    Returns:
+        What is open even then: only a thread that is busy could stop it.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        rest = tuple(current for current in opened() if current.owner is owner and not current.settle_now())
+        if not rest or time.monotonic() >= deadline:
+            return rest
+        time.sleep(0.01)
 
 
 def step() -> None:
@@ -397,7 +504,11 @@ def _drop(current: OpenTool) -> None:
 
 
 def _show() -> None:
-    set_sinks(tuple(current for current in _open.values() if current.tool.discrete or current.tool.annotate))
+    set_sinks(
+        tuple(
+            current for current in _open.values() if current.tool.discrete or current.tool.annotate or current.stopping
+        )
+    )
 
 
 def _forget() -> None:

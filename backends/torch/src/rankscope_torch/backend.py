@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rankscope import Availability, Context, Span, Window, hookimpl
+from rankscope_torch.budget import Budget
 from rankscope_torch.options import TorchOptions
 from rankscope_torch.ranges import Labels, range_functions
 from rankscope_torch.recorder import SUFFIX, Recorder
-from rankscope_torch.session import Capture, experimental_config, foreign_active
+from rankscope_torch.session import Capture, experimental_config, foreign_active, warm_up
 
 _DEVICES = (("CUDA", "cuda"), ("XPU", "xpu"), ("MTIA", "mtia"), ("HPU", "hpu"))
 """Activity of ``torch.profiler.ProfilerActivity`` and the module of torch that says whether the device is there."""
@@ -40,6 +41,9 @@ class TorchBackend:
         # Torch binds its callbacks to the thread that starts it; a stop elsewhere would lose all, or the process.
         self.thread_bound = not options.all_threads
         self._labels = Labels()
+        self._budget = Budget(options)
+        self._learned = 0
+        self.over_budget = self._spent if self._budget else None
         self._recorder: Recorder | None = None
         self._profile_arguments: dict[str, Any] = {}
         self._contents: tuple[str, ...] = ()
@@ -55,6 +59,9 @@ class TorchBackend:
             self.context.logger.warning("this window is not captured", step=window.step, reason=reason)
             return
         self._without_swapping(torch)
+        for artifact in self.context.store.artifacts[self._learned :]:
+            self._budget.learn(dict(artifact.facts) | {"events": artifact.events})
+            self._learned += 1
         recorder = Recorder(
             window,
             self.context,
@@ -63,6 +70,7 @@ class TorchBackend:
             functions=range_functions(torch),
             labels=self._labels,
             describe=self._describe,
+            budget=self._budget,
         )
         recorder.start()
         self._recorder = recorder
@@ -86,12 +94,18 @@ class TorchBackend:
             recorder.window = window
             recorder.stop()
 
+    def _spent(self) -> str | None:
+        """Core asks at span and step boundaries whether the window should end, and why."""
+        return self._recorder.spent() if self._recorder is not None else None
+
     def _import(self) -> Any:
         if self._torch is None:
             import torch
 
             self._torch = torch
             self._profile_arguments = self._arguments(torch)
+            if not foreign_active(torch):
+                warm_up(torch)
         return self._torch
 
     def _new_capture(self) -> Capture:
@@ -148,6 +162,7 @@ class TorchBackend:
     def _describe(self, window: Window) -> dict[str, Any]:
         context = self.context
         return {
+            **({"ended_early": window.ended} if window.ended else {}),
             "tool": context.tool,
             "role": window.role,
             "rank": context.rank,

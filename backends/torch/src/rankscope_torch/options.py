@@ -70,6 +70,10 @@ class TorchOptions:
             option of torch; allocator events are then not recorded).
         on_swap_tensors: with shapes or stack, torch cannot swap tensors (FSDP2 offload, ``module.to`` by swapping):
             ``drop`` these contents where that is in use, or ``keep`` them.
+        max_events: end a window early when it holds about so many events; the file is saved and says so.
+        max_trace_mb: the same for the size of the uncompressed trace in MiB.
+        max_host_mb: the same for the host memory in MiB that torch needs to stop the capture, many times what it needs
+            to record it.
         compression: gzip level of the file, 1 (fast) to 9 (small).
         profile_token_start, profile_token_end: token window of a rollout engine; no effect in a training process.
     """
@@ -81,6 +85,9 @@ class TorchOptions:
     keep_stages: bool = True
     all_threads: bool = False
     on_swap_tensors: str = "drop"
+    max_events: Optional[int] = None  # noqa: UP045 - as above
+    max_trace_mb: Optional[float] = None  # noqa: UP045 - as above
+    max_host_mb: Optional[float] = None  # noqa: UP045 - as above
     compression: int = 6
     profile_token_start: Optional[int] = None  # noqa: UP045 - as above
     profile_token_end: Optional[int] = None  # noqa: UP045 - as above
@@ -99,6 +106,10 @@ class TorchOptions:
             wrong.append(("on_swap_tensors", f"must be drop or keep, got {self.on_swap_tensors!r}.{hint}"))
         if not 1 <= self.compression <= 9:
             wrong.append(("compression", f"must be 1 to 9, got {self.compression}"))
+        for name in ("max_events", "max_trace_mb", "max_host_mb"):
+            limit = getattr(self, name)
+            if limit is not None and limit <= 0:
+                wrong.append((name, f"must be greater than 0, or null for no limit; got {limit}"))
         start, end = self.profile_token_start, self.profile_token_end
         for name, value in (("profile_token_start", start), ("profile_token_end", end)):
             if value is not None and value < 0:

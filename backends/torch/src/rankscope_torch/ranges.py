@@ -76,6 +76,7 @@ class TorchRange:
 
     def __enter__(self) -> None:
         running = self.range
+        running.thread = threading.get_native_id()
         running.start_ns = time.time_ns()
         self._running[id(running)] = running
         self._handle = self._enter(self._label)

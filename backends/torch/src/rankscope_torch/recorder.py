@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rankscope import Context, Reservation, Span, Window
+from rankscope_torch.budget import Budget
 from rankscope_torch.options import TorchOptions
 from rankscope_torch.ranges import Labels, OwnRange, Range, TorchRange
 from rankscope_torch.schedule import MiniBatchSchedule
@@ -18,12 +20,27 @@ from rankscope_torch.session import Capture, SessionLost
 
 FINISH = "rankscope_torch.trace:finish"
 SUFFIX = ".json.gz"
-_NESTING_KINDS = ("sync", "with")
 
 
 def is_batch(label: str) -> bool:
     """Whether a row is a mini- or micro-batch, which a schedule leaves out on purpose."""
     return label.startswith(("mini_batch", "micro_batch"))
+
+
+def _nests(span: Span) -> bool:
+    """Whether nothing else of this thread can begin inside of the span and end after it, or the other way round.
+
+    A ``with`` may hold an ``await`` or a ``yield``, unless an annotated plain function is around it.
+    """
+    if span.kind != "with":
+        return span.kind == "sync"
+    around = span.parent
+    while around is not None and around.kind == "with":
+        around = around.parent
+    if around is not None:
+        return around.kind == "sync"
+    events = sys.modules.get("asyncio.events")
+    return events is None or events._get_running_loop() is None  # noqa: SLF001 - documented for such use
 
 
 @dataclasses.dataclass
@@ -74,6 +91,7 @@ class Recorder:
         functions: enter and exit of a torch range.
         labels: shared by the windows of the backend.
         describe: the metadata that goes into each file.
+        budget: says when it is enough; shared by the windows of the backend.
     """
 
     def __init__(
@@ -86,6 +104,7 @@ class Recorder:
         functions: tuple[Any, Any],
         labels: Labels,
         describe: Callable[[Window], dict[str, Any]],
+        budget: Budget,
     ) -> None:
         self.window = window
         self.context = context
@@ -94,6 +113,7 @@ class Recorder:
         self._functions = functions
         self._labels = labels
         self._describe = describe
+        self._budget = budget
         self._thread = threading.get_ident()
         self._schedule: MiniBatchSchedule | None = None
         if options.schedule.on and window.scheduled:
@@ -143,13 +163,17 @@ class Recorder:
         if segment is not None and not segment.begun and span.stage.startswith("mini_batch"):
             segment.begun = True
         here = self._thread == threading.get_ident() or self.options.all_threads
-        if segment is not None and here and span.kind in _NESTING_KINDS:
+        if segment is not None and here and _nests(span):
             return TorchRange(self._functions, self._running, self._labels.safe(label), label, span.kind)
         if segment is None and (is_batch(label) or not self.options.keep_stages):
             return None
         if not here:
             self._elsewhere += 1
         return OwnRange(self._rows, label, span.kind)
+
+    def spent(self) -> str | None:
+        """Why the window should end now, in words."""
+        return self._budget.spent() if self._segment is not None else None
 
     def stop(self) -> None:
         """End the window: save what is open, and hand all files over with their rows."""
@@ -164,7 +188,8 @@ class Recorder:
                 ready.arguments["rows"] = [row.plain(min(now, ready.until_ns)) for row in self._rows]
                 ready.arguments["labels"] = dict(self._labels.changed)
                 ready.facts["rows_of_other_threads"] = self._elsewhere
-                ready.reservation.finish_later(FINISH, ready.arguments, **ready.facts)
+                with contextlib.suppress(OSError):  # as in _close_segment
+                    ready.reservation.finish_later(FINISH, ready.arguments, **ready.facts)
             self._ready.clear()
             self._tell()
 
@@ -183,6 +208,7 @@ class Recorder:
 
     def _open(self, first: int | None, *, from_the_top: bool) -> None:
         capture, self._waiting = self._waiting or self._new_capture(), None
+        self._budget.begin()
         capture.start(time.time_ns())
         self._thread = threading.get_ident()
         self._segment = Segment(capture, first, from_the_top)
@@ -192,6 +218,7 @@ class Recorder:
         if segment is None:
             return
         until = time.time_ns()
+        grown = self._budget.grown()
         began = time.perf_counter()
         try:
             segment.capture.stop()
@@ -200,23 +227,37 @@ class Recorder:
             self.context.store.missing(self.window, str(lost))
             self.context.logger.error("a capture was lost", step=self.window.step, reason=str(lost))
             return
-        # Ranges that are still running are not in torch's data: they become rows of ours, with their true end.
+        # Ranges that are still running are not in torch's data, or cut off: they become rows of ours as well.
         self._rows.extend(self._running.values())
         self._running.clear()
         if not segment.from_the_top and not segment.done and not segment.begun:
             return  # the schedule had opened it for a mini-batch that never came
         stopped = time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            reservation = stack.enter_context(self.context.store.reserve(self.window, suffix=SUFFIX, part=segment.part))
-            segment.capture.save(reservation.staged)
-            stack.pop_all()
+        if not self.context.store.admit(self.window):
+            segment.capture.release()
+            self._lost.append("too many exports are under way")
+            return
+        try:
+            with contextlib.ExitStack() as stack:
+                reservation = self.context.store.reserve(self.window, suffix=SUFFIX, part=segment.part)
+                stack.enter_context(reservation)
+                segment.capture.save(reservation.stage(self._budget.expected_bytes(grown)))
+                stack.pop_all()
+        except OSError as error:  # the disk's fault, which the store has told: the next window may find room
+            self._lost.append(str(error))
+            return
         saved = time.perf_counter()
+        self._budget.last_raw_bytes = raw_bytes = reservation.staged.stat().st_size
+        segment.capture.release()  # torch frees its events now, where that is accounted for
         self._kept += 1
         facts: dict[str, Any] = {
-            "seconds_blocked": round(saved - began, 6),
+            "seconds_blocked": round(time.perf_counter() - began, 6),
             "seconds_stop": round(stopped - began, 6),
-            "raw_bytes": reservation.staged.stat().st_size,
+            "seconds_save": round(saved - stopped, 6),
+            "raw_bytes": raw_bytes,
         }
+        if grown:
+            facts["heap_grown"] = grown
         if self._schedule is not None and segment.first is not None and (segment.done or segment.begun):
             facts["mini_batches"] = [segment.first, segment.first + max(segment.done, 1) - 1]
             facts["partial"] = segment.done < self.options.schedule.active

@@ -7,6 +7,7 @@ Sources: torch 2.13.0, ``torch/autograd/profiler.py`` (``_is_profiler_enabled``,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
 from pathlib import Path
@@ -80,7 +81,8 @@ class Capture:
             raise SessionLost("another torch profiler was started and stopped inside this window, which ended this one")
         here = threading.current_thread()
         if self.thread != threading.get_ident() and not self.all_threads:
-            self.torch.autograd.profiler._set_is_profiler_enabled(False)  # noqa: SLF001
+            # Ending it here yields nothing, yet a session that is never ended crashes the process when that exits.
+            self.profile.stop_trace()
             raise SessionLost(
                 f"it was started on thread {self.thread_name!r}, which has ended, and torch cannot stop it on "
                 f"{here.name!r}; set all_threads: true to stop it anywhere"
@@ -98,6 +100,10 @@ class Capture:
             self.profile.start_trace()
             self.profile.stop_trace()
 
+    def release(self) -> None:
+        """Let go of torch's object, which frees all events."""
+        self.profile = None
+
     def save(self, path: Path) -> None:
         """Write the raw trace. Torch reports no failure, so the file itself is looked at.
 
@@ -106,7 +112,21 @@ class Capture:
         """
         self.profile.export_chrome_trace(str(path))
         if not path.exists() or path.stat().st_size == 0:
+            for left in (path, path.with_name(f"{path.name}.tmp")):  # half a trace would keep a full disk full
+                left.unlink(missing_ok=True)
             raise OSError(f"torch wrote no trace to {path} (is the disk full, or the directory gone?)")
+
+
+@functools.cache
+def warm_up(torch: Any) -> None:
+    """A tiny capture before the first one of a process, so that what torch sets up once is not in anybody's trace."""
+    activities = torch.profiler.supported_activities()
+    profile = torch.profiler._KinetoProfile(activities=activities)  # noqa: SLF001 - documented by torch
+    guard_children()
+    profile.prepare_trace()
+    profile.start_trace()
+    torch.empty(0)
+    profile.stop_trace()
 
 
 def experimental_config(torch: Any, **wanted: Any) -> tuple[Any, list[str]]:

@@ -89,9 +89,11 @@ class _Work:
         self.added = 0
         self.turned_async = 0
         self._base_ns = 0
+        self._stacks = "stack" in self.metadata.get("contents", ())
         threads = {row[3] for row in self.rows}
         self._spans: dict[int, list[tuple[float, float]]] = {thread: [] for thread in threads}
         self._known_threads: set[Any] = set()
+        self._cut: list[tuple[str, int, float]] = []
 
     def facts(self) -> dict[str, Any]:
         found = {
@@ -161,6 +163,8 @@ class _Work:
 
     def _checked(self, block: bytes) -> bytes:
         """A block of whole events, valid and with the user's labels; joined to what stands before."""
+        if self._stacks and _MAY_BE_OURS.search(block):
+            block = _without_our_frames(block)
         for safe, exact in self.labels.items():
             if safe in block:
                 block = block.replace(safe, exact)
@@ -171,6 +175,8 @@ class _Work:
             block, events = self._repaired(block)
         if not events:
             return b""
+        if _UNFINISHED in block:
+            self._cut += _cut_off(block)
         self._count(events)
         joined = b"," + block if self.written else block
         self.written += len(events)
@@ -225,6 +231,8 @@ class _Work:
             label, start_ns, end_ns, thread, thread_name, kind, cut = row
             start = (start_ns - self._base_ns) / 1000
             length = max(end_ns - start_ns, 0) / 1000
+            if self._is_torch_s(_showable(label), thread, start, start + length):
+                continue
             common = {"cat": _ROW, "name": _showable(label), "pid": pid, "tid": thread}
             details = {"rankscope": kind, **({"unfinished": True} if cut else {})}
             if thread not in self._known_threads and thread not in named and thread_name:
@@ -246,6 +254,15 @@ class _Work:
                 self.turned_async += 1
                 yield {"ph": "b", **common, "id": f"rankscope-{number}", "ts": start, "args": details}
                 yield {"ph": "e", **common, "id": f"rankscope-{number}", "ts": start + length}
+
+    def _is_torch_s(self, label: str, thread: int, start: float, end: float) -> bool:
+        """Whether torch shows a range that still ran at the end of its session: newer ones do, cut off there."""
+        for found in self._cut:
+            name, its_thread, begin = found
+            if (name, its_thread) == (label, thread) and start - 1 <= begin <= end:
+                self._cut.remove(found)
+                return True
+        return False
 
 
 class _Nesting:
@@ -311,7 +328,39 @@ def _single_events(block: bytes) -> Iterator[bytes]:
     yield block[start:]
 
 
-_NAME_LINE = re.compile(rb'^(\s*"(?:name|cat)": )"(.*)"(,?)$', re.MULTILINE)
+_UNFINISHED = b'"finished": false'
+
+
+def _cut_off(block: bytes) -> Iterator[tuple[str, int, float]]:
+    """Name, thread and begin of the ranges that torch cut off at the end of its session."""
+    for text in _single_events(block):
+        if _UNFINISHED in text and b'"user_annotation"' in text:
+            event = json.loads(text)
+            yield event["name"], event["tid"], event["ts"]
+
+
+_MAY_BE_OURS = re.compile(rb"_record_function_with_args_|rankscope")
+_OUR_FRAME = re.compile(
+    rb'"name": "(?:<built-in method _record_function_with_args_'
+    rb'|(?:[^"\n]*/)?rankscope(?:/(?:annotate|windows)|_torch/(?:ranges|recorder|backend))\.py\(\d+\): '
+    rb"(?!wrapper|_resumed))"
+)
+
+
+def _without_our_frames(block: bytes) -> bytes:
+    """A row begins and ends inside of the frames that record it: overlaps, for which viewers would drop the row."""
+    kept = [
+        event
+        for event in _single_events(block)
+        if b'"cat": "python_function"' not in event or not _OUR_FRAME.search(event)
+    ]
+    return b",".join(kept)
+
+
+# Older versions of torch write ph, cat, name, pid and tid in one line, newer ones a line for each.
+_NAME_LINE = re.compile(
+    rb'^(\s*(?:"ph": "[^"]*", "cat": "[^"]*", )?"(?:name|cat)": )"(.*)"(,?|, "pid": .*)$', re.MULTILINE
+)
 _TEXT_VALUE = re.compile(rb'(": )"(.*?)"(?=(?:, ?"[^"]*": )|\s*$)', re.MULTILINE)
 _ARGS = re.compile(rb'"args": \{.*\}\s*\}\s*$', re.DOTALL)
 

@@ -1,13 +1,15 @@
 """The helper process: finishes staged files away from the training process and its interpreter lock.
 
 Started once per training process, without torch. It reads paths of job files from its standard input, one a line, and
-answers each with one line of JSON. At the end of the input it works off what it was given and ends; so it outlives a
-training process that was killed, and finishes what that had handed over.
+answers each with one line of JSON; for the path of a staging folder it finishes what was left there. At the end of the
+input it works off what it was given and ends; so it outlives a training process that was killed, and finishes what that
+had handed over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -22,6 +24,8 @@ from rankscope.artifacts.ledger import Ledger
 from rankscope.artifacts.publish import checksum, publish
 
 NICENESS = 10
+JOB = ".job"
+"""Ending of a job file, after the name of the staged file."""
 
 
 class NothingRecorded(Exception):  # noqa: N818 - an outcome, not an error
@@ -72,7 +76,35 @@ def finish(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def job_file(staged: Path) -> Path:
     """The job file that lies beside a staged file."""
-    return staged.with_name(staged.name + ".job")
+    return staged.with_name(staged.name + JOB)
+
+
+def attend(path: Path) -> dict[str, Any] | None:
+    """Finish the job of a job file, unless another process has it in hand or has done it.
+
+    Returns:
+        The outcome as of ``finish``; None when there was nothing to do.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return None
+        if os.fstat(file.fileno()).st_nlink == 0:  # done by somebody between the two lines
+            return None
+        return finish(json.loads(file.read()))
+
+
+def _look_after(folder: Path) -> None:
+    """Finish what an earlier run left in a staging folder."""
+    from rankscope.artifacts.recover import left_over
+
+    for path in left_over(folder):
+        attend(path)
 
 
 def main() -> None:
@@ -81,16 +113,23 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    answers = sys.stdout.buffer
+    # Whatever a finishing function prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     for line in sys.stdin.buffer:
         path = Path(os.fsdecode(line.rstrip(b"\n")))
         try:
-            outcome = finish(json.loads(path.read_bytes()))
+            if path.is_dir():
+                _look_after(path)
+                continue
+            told, outcome = True, attend(path) or {"status": "taken"}
         except Exception as error:  # noqa: BLE001 - the next job must not suffer from this one
-            outcome = {"status": "failed", "path": None, "reason": f"{type(error).__name__}: {error}"}
+            told, outcome = False, {"status": "failed", "path": None, "reason": f"{type(error).__name__}: {error}"}
         # The training process may be gone; the file and its ledger line are what counts.
         with contextlib.suppress(OSError):
-            answers.write(json.dumps({"job": str(path), "outcome": outcome}).encode() + b"\n")
+            answers.write(
+                json.dumps({"job": str(path), "outcome": outcome, "told": told}, default=str).encode() + b"\n"
+            )
             answers.flush()
 
 

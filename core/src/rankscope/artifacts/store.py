@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import FOLDER, Ledger
 from rankscope.artifacts.names import MAX_LABEL, NameFields, clean_label, fit, format_name, time_text
+from rankscope.artifacts.places import beside, elsewhere, free_bytes, staging
 from rankscope.artifacts.publish import Claim, checksum, claim, move_in, publish, size_of
 from rankscope.types import Artifact
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _ABORTED = "-aborted"
 _PROBE = bytes(64 * 1024)
+_SPARE = 16 << 20
+"""Bytes that shall stay free beside what is expected."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FIXED = frozenset({"tool", "role", "rank", "step", "scope", "window", "status", "path", "bytes", "checksum", "events"})
 
@@ -41,6 +44,9 @@ class Store:
         ledger: gets one line for each outcome.
         clock: nanoseconds since the epoch.
         logger: gets one line for each published file; None is silent.
+        stage_dir: where raw data is staged; None chooses a local disk.
+        max_exports: files that may be with the helper process at once.
+        wait_for_exports: most seconds that ``admit`` waits for one of them; 0 gives the new file up at once.
 
     Attributes:
         artifacts: what was published so far, in order.
@@ -59,6 +65,9 @@ class Store:
         ledger: Ledger,
         clock: Callable[[], int] = time.time_ns,
         logger: Logger | None = None,
+        stage_dir: Path | None = None,
+        max_exports: int = 32,
+        wait_for_exports: float = 120.0,
     ) -> None:
         self.save_path = Path(save_path)
         self.tool = tool
@@ -70,6 +79,9 @@ class Store:
         self.ledger = ledger
         self.clock = clock
         self.logger = logger
+        self.stage_dir = stage_dir
+        self.max_exports = max_exports
+        self.wait_for_exports = wait_for_exports
         self.artifacts: list[Artifact] = []
         self._warned = False
         self._next = ("", 0)  # the latest millisecond and its next counter: spares a walk over taken names
@@ -127,6 +139,20 @@ class Store:
             raise
         return Reservation(self, window, label, taken, fallen_back)
 
+    def admit(self, window: Window) -> bool:
+        """Whether one more file may be handed to the helper process now; to be asked before raw data is written.
+
+        With too many under way it waits, as long as the config allows, or gives the new file up. Both are told.
+        """
+        if exports().pending < self.max_exports:
+            return True
+        if self.logger is not None and self.wait_for_exports:
+            self.logger.warning("waiting for exports: as many as are allowed are under way", files=self.max_exports)
+        if exports().drain(self.wait_for_exports, below=self.max_exports):
+            return True
+        self.missing(window, f"given up: {self.max_exports} files are still being exported (max_exports)")
+        return False
+
     def adopt(self, path: Path, window: Window) -> Artifact:
         """Move in a finished file that the tool wrote elsewhere; its name becomes ``[role_][step<S>_]<host>_<name>``.
 
@@ -172,7 +198,9 @@ class Store:
         self._line(self._facts(window, window.scope), status, path=None, reason=reason)
 
     def _facts(self, window: Window, scope: str) -> dict[str, Any]:
+        early = {"ended_early": window.ended} if window.ended else {}
         return {
+            **early,
             "tool": self.tool,
             "role": window.role,
             "rank": self.rank,
@@ -267,6 +295,7 @@ class Reservation:
         self._facts = store._facts(window, scope) | {"reserved": taken.final.name}  # noqa: SLF001
         if fallen_back:
             self._facts["fallback_from"] = str(store.save_path)
+        self._staged: Path | None = None
         self._settled = False
         self._handed_over = False
 
@@ -334,11 +363,27 @@ class Reservation:
     @property
     def staged(self) -> Path:
         """Where a tool may write raw data that the helper process then makes into the file; unique to this name."""
-        folder = self._temporary.parent.parent / "staged"
-        if not self._settled:
-            with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.final.name}.raw"
+        return self._staged if self._staged is not None else self.stage()
+
+    def stage(self, expected: int = 0) -> Path:
+        """Choose where the raw data goes: on a local disk with enough room, and return that path.
+
+        Args:
+            expected: bytes, as far as anybody can know; 0 where nobody does.
+        """
+        save_path = self.final.parent
+        places = [staging(save_path, self._store.stage_dir), beside(save_path), elsewhere(save_path)]
+        needed = expected + expected // 10 + _SPARE
+        roomy = [folder for folder in dict.fromkeys(places) if free_bytes(folder) >= needed]
+        folder = roomy[0] if roomy else max(dict.fromkeys(places), key=free_bytes)
+        if not roomy and self._store.logger is not None:
+            self._store.logger.warning(
+                "hardly any room for raw data", folder=str(folder), free=free_bytes(folder), expected=expected
+            )
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._staged = folder / f"{self.final.name}.raw"
+        return self._staged
 
     def finish_later(self, function: str, arguments: Mapping[str, Any], **facts: Any) -> None:
         """Let the helper process make the file out of ``staged`` and publish it; returns at once.
@@ -355,7 +400,7 @@ class Reservation:
         Raises:
             OSError: the job cannot be written. The ledger has it as failed.
         """
-        self.hand_over(**facts)
+        self.hand_over(staged=str(self.staged), **facts)
         ledger = self._store.ledger
         job = {
             "function": function,

@@ -11,6 +11,7 @@ COMMANDS = {
     "plugins": "list the installed tools, and whether they work here",
     "plan": "show what a config will profile, and why not",
     "status": "compare what was expected in a directory with what came",
+    "recover": "finish what a killed process left unfinished in a directory",
     "demo": "run the small PPO example with profiling on",
 }
 """Each command, which is also the name of its module here, and what it is for."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.config.values import IGNORED, boolean, plain, problems_of
+from rankscope.config.values import IGNORED, boolean, plain, problems_of, seconds
 from rankscope.errors import Problem, did_you_mean, listing
 
 _DROPPED = IGNORED | {"name"}
@@ -22,10 +22,12 @@ class CommonOptions:
     """Options that core reads for every tool.
 
     Attributes:
-        discrete: every scheduled stage gets a window of its own instead of one for the whole step.
+        discrete: every stage gets a window of its own instead of one for the whole step.
+        max_seconds: a window that lasts longer is ended early and saved; None for no limit.
     """
 
     discrete: bool = False
+    max_seconds: float | None = None
 
 
 def split_common(
@@ -53,7 +55,13 @@ def split_common(
         except ValueError as error:
             if own is None:
                 problems.append(Problem(f"{path}.discrete", str(error)))
-    return CommonOptions(discrete), rest, problems
+    limit = rest.pop("max_seconds", None)
+    try:
+        max_seconds = None if limit is None else seconds(limit, zero=False)
+    except ValueError as error:
+        max_seconds = None
+        problems.append(Problem(f"{path}.max_seconds", str(error)))
+    return CommonOptions(discrete, max_seconds), rest, problems
 
 
 def build_options(options_class: Any, values: Mapping[str, Any], path: str) -> tuple[Any | None, list[Problem]]:

@@ -10,8 +10,10 @@ from rankscope.config.values import (
     FrozenMapping,
     MappingView,
     Reader,
+    at_least_one,
     blocks,
     boolean,
+    choice,
     command,
     directory,
     names,
@@ -29,6 +31,8 @@ GLOBAL = "global_profiler"
 SECTION = "profiler"
 """Key of every role's section."""
 
+EXPORTS_FULL = ("wait", "drop")
+
 DEFAULT_SAVE_PATH = "outputs/profile"
 
 
@@ -44,11 +48,15 @@ class GlobalConfig(MappingView):
         relocate_results: move files that a framework wrote elsewhere into ``save_path``.
         finish_hook_cmd: command after the last window: a shell text, words, or None.
         finish_hook_all_ranks: every rank runs it.
-        finish_hook_ranks: ranks that run it, as items that `RankSelector.parse` reads; empty means the profiled ranks.
+        finish_hook_ranks: ranks that run it, written like a role's ``ranks``; empty means the profiled ranks.
         global_tool_config: default options by tool.
         strict: faults of backends are raised instead of contained.
         finish_hook_timeout: seconds until the finish command is killed.
         finish_hook_wait: most seconds that the training thread waits for the finish command.
+        stage_dir: directory on a local disk where raw data is staged; None means: under ``save_path`` if that is
+            local, else in the node's temporary directory.
+        max_exports: files of one process that may be in export at once.
+        exports_full: what becomes of one more: ``wait`` (at most ``close_timeout`` seconds) or ``drop``.
         close_timeout: most seconds that ``close()`` waits for exports.
         flush_on_sigterm: save open windows when the process is told to end.
         allow_tools: the only tools that may be used; None allows all.
@@ -66,6 +74,9 @@ class GlobalConfig(MappingView):
     strict: bool = False
     finish_hook_timeout: float = 1800.0
     finish_hook_wait: float = 5.0
+    stage_dir: str | None = None
+    max_exports: int = 32
+    exports_full: str = "wait"
     close_timeout: float = 120.0
     flush_on_sigterm: bool = False
     allow_tools: tuple[str, ...] | None = None
@@ -81,11 +92,11 @@ class RoleSection(MappingView):
             without a section of its own.
         tool: the role's tools.
         enable: whether the role is profiled.
-        all_ranks: every rank is profiled.
+        all_ranks: every rank is profiled, whatever ``ranks`` says.
         ranks: the profiled ranks; None where nobody chose.
-        save_path, relocate_results, finish_hook_cmd, finish_hook_all_ranks, finish_hook_ranks: as in `GlobalConfig`;
-            an empty command (``""``) switches the inherited one off.
-        tool_config: options by tool.
+        save_path, relocate_results, finish_hook_all_ranks, finish_hook_ranks: as in `GlobalConfig`.
+        finish_hook_cmd: as in `GlobalConfig`; an empty one (``""``) switches the inherited one off.
+        tool_config: options by tool; they win over the global defaults.
         global_tool_config: replaces the global defaults of the same options for this role.
     """
 
@@ -228,6 +239,9 @@ _OF_ALL = {
         "strict",
         "finish_hook_timeout",
         "finish_hook_wait",
+        "stage_dir",
+        "max_exports",
+        "exports_full",
         "close_timeout",
         "flush_on_sigterm",
         "allow_tools",
@@ -257,6 +271,9 @@ def parse_global(values: Mapping[str, Any], problems: list[Problem]) -> GlobalCo
         finish_hook_wait=reader.read(
             "finish_hook_wait", lambda value: seconds(value, zero=True), default.finish_hook_wait
         ),
+        stage_dir=reader.read("stage_dir", _directory, None),
+        max_exports=reader.read("max_exports", at_least_one, default.max_exports),
+        exports_full=reader.read("exports_full", lambda value: choice(value, EXPORTS_FULL), default.exports_full),
         close_timeout=reader.read("close_timeout", lambda value: seconds(value, zero=True), default.close_timeout),
         flush_on_sigterm=reader.read("flush_on_sigterm", boolean, False),
         allow_tools=reader.read("allow_tools", names, None),

@@ -180,6 +180,23 @@ def seconds(value: Any, *, zero: bool) -> float:
     return number
 
 
+def at_least_one(value: Any) -> int:
+    """A whole number from 1 on."""
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{value!r} is not a whole number from 1 on")
+    return value
+
+
+def choice(value: Any, choices: tuple[str, ...]) -> str:
+    """One word of a few."""
+    if not isinstance(value, str) or value not in choices:
+        hint = did_you_mean(str(value), choices)
+        raise ValueError(f"{value!r} is no choice; choices: {listing(choices)}.{hint}")
+    return value
+
+
 def names(value: Any) -> tuple[str, ...]:
     """One name, a comma text or a list of names; each once, in order."""
     items = value.split(",") if isinstance(value, str) else value
