@@ -13,9 +13,10 @@ from rankscope import environment
 from rankscope.artifacts.ledger import Ledger
 from rankscope.config import load_config
 from rankscope.gate import Closing, StepGate
+from rankscope.host import host_name
 from rankscope.log import get_logger, import_nothing_more
 from rankscope.profiler import DistProfiler
-from rankscope.topology import host_name, run_id
+from rankscope.topology import run_id
 from rankscope.worker import ProfiledWorker
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class ProfileController:
     Args:
         config: as for DistProfiler; gives the steps and whether adjacent ones share a window.
         workers: what is driven: anything with ``start_profile(*, step, scope)`` and ``stop_profile(*, last)``, and,
-            where it has them, ``relocate_profile()``, ``finish_profile()`` and ``advance_profile(*, step)``. A
-            DistProfiler is driven too. The same object under several names is driven once.
+            where it has them, ``relocate_profile()``, ``finish_profile()``, ``advance_profile(*, step)`` and
+            ``abort_profile()``. A DistProfiler is driven too. The same object under several names is driven once.
         total_steps: last step of the run; steps beyond it cannot keep a window open.
         first_step: first step of this run (more than 1 after a resume).
         overrides: ``key=value`` texts on top of the config.
@@ -136,9 +137,11 @@ class ProfileController:
         else:
             self._guarded(self.close)
 
-    def _carry_out(self, closing: Closing | None) -> None:
+    def _carry_out(self, closing: Closing | None, *, aborted: bool = False) -> None:
         if closing is None:
             return
+        if closing.stop and aborted:
+            self._drive("abort_profile")
         if closing.stop:
             self._stop_all(last=closing.last)
         else:
@@ -153,7 +156,7 @@ class ProfileController:
 
     def _close_quietly(self, n: int) -> None:
         """While a step's exception is on its way, nothing of ours may take its place."""
-        self._guarded(lambda: self._carry_out(self.gate.abort(n)))
+        self._guarded(lambda: self._carry_out(self.gate.abort(n), aborted=True))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

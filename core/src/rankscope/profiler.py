@@ -20,8 +20,9 @@ from rankscope.artifacts.store import Store
 from rankscope.config import CommonOptions, Config, ConfigError, RoleConfig, load_config, tool_options
 from rankscope.dispatch import FaultLog, Tool, bind
 from rankscope.errors import FaultError
+from rankscope.host import host_name
 from rankscope.log import get_logger
-from rankscope.topology import detect, dimensions_for_name, host_name, run_id
+from rankscope.topology import detect, dimensions_for_name, run_id
 from rankscope.types import Artifact, Context, Fault, Window
 
 if TYPE_CHECKING:
@@ -265,15 +266,16 @@ class DistProfiler:
         with self.raised_at_end():
             windows.step()
 
-    def stop(self, *, last: bool = False) -> None:
+    def stop(self, *, last: bool = False, aborted: bool = False) -> None:
         """Close this handle's window; a window that it only joined stays open for its owner.
 
         Args:
+            aborted: the step raised; the file's name says so.
             last: also relocate and finish. A controller does these for all workers in phases and leaves it False.
         """
         if not self.closed and not self._in_child():
             with self.raised_at_end():
-                self._stop()
+                self._stop(aborted=aborted)
         if last:
             self.relocate()
             self.finish()

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rankscope import windows
 from rankscope.artifacts.exports import exports
 from rankscope.finish import FinishCommand, claim_once
+from rankscope.host import host_name
 from rankscope.log import get_logger, import_nothing_more
-from rankscope.topology import host_name, run_id
+from rankscope.topology import run_id
 
 if TYPE_CHECKING:
     from rankscope.artifacts.store import Store

@@ -11,11 +11,11 @@ import operator
 import os
 import re
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rankscope.host import host_name
 from rankscope.log import first_time, get_logger, warn_once
 
 DIMENSIONS = ("tp", "pp", "dp", "cp", "ep")
@@ -160,16 +160,6 @@ def process_group() -> tuple[int, int] | None:
     except Exception as error:  # noqa: BLE001
         _debug_once("process group", "rank in the process group unknown", error)
         return None
-
-
-def host_name() -> str:
-    """Short name of this host, of letters, digits and hyphens; an address keeps all its numbers."""
-    try:
-        full = socket.gethostname()
-    except OSError:
-        full = ""
-    short = full if re.fullmatch(r"[\d.]+|[\da-fA-F:]*:[\da-fA-F:.]*", full) else full.partition(".")[0]
-    return re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-")[:63] or "host"
 
 
 def run_id() -> str:

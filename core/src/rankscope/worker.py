@@ -32,6 +32,11 @@ class ProfiledWorker:
         if self.profiler is not None:
             self.profiler.stop()
 
+    def abort_profile(self) -> None:
+        """The step raised: close its window, and let the file's name say so. ``stop_profile`` follows."""
+        if self.profiler is not None:
+            self.profiler.stop(aborted=True)
+
     def advance_profile(self, *, step: int) -> None:
         """The next step begins inside an open window."""
         if self.profiler is not None:

@@ -64,7 +64,7 @@ class Running:
         """Send a signal, if one is given, and wait for the end."""
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=120)
         return Ended(self.process.returncode, out, err, self.path)
 
 
@@ -79,7 +79,7 @@ class Scenarios:
         """Start a scenario and wait until it prints ``ready``."""
         running = self._popen(name, arguments, strict, env)
         assert running.process.stdout is not None
-        timer = threading.Timer(60, running.process.kill)
+        timer = threading.Timer(120, running.process.kill)
         timer.start()
         try:
             first = running.process.stdout.readline()

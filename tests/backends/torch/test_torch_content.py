@@ -150,11 +150,12 @@ def test_two_real_ranks_have_the_group_s_facts(kit: Any, tmp_path: Path) -> None
     ]
     try:
         for process in processes:
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=120)
             assert process.returncode == 0, err
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     first, second = sorted(kit.traces(tmp_path / "out"), key=lambda trace: trace.name.rank)
     for rank, trace in enumerate((first, second)):
         assert (trace.name.rank, trace.name.world_size) == (rank, 2)

@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.artifacts.helper import JOB, attend
 from rankscope.artifacts.ledger import read_ledgers
 from rankscope.artifacts.places import beside, elsewhere
-from rankscope.topology import host_name
+from rankscope.host import host_name
 
 _OURS = frozenset({host_name(), os.uname().nodename})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankscope.artifacts.ledger import FOLDER, read_ledgers
-from rankscope.topology import host_name
+from rankscope.host import host_name
 
 RowStatus = Literal[
     "published",
