@@ -19,7 +19,7 @@ ABOUT = "500 discrete stages in one process: time of the first and the last ones
 def run(settings: Settings) -> Report:
     """Fresh processes, one way after the other."""
     report = Report("discrete")
-    stages = 30 if settings.quick else 500
+    stages = 20 if settings.quick else 500
     ways = ["rankscope", *(["verl"] if settings.verl else [])]
 
     def one(way: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=SUBJECTS, metavar="SUBJECT", help="one subject; may be repeated"
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes and few repeats: less than a minute")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repeats: about a minute")
     parser.add_argument("--without-verl", action="store_true", help="leave verl out, and do not install it")
     parser.add_argument("--list", action="store_true", help="list the subjects")
     parser.add_argument(

@@ -22,7 +22,7 @@ def run(settings: Settings) -> Report:
     """All ways in one process, in turns."""
     report = Report("spans")
     arguments = {
-        "rounds": 7 if settings.quick else 31,
+        "rounds": 5 if settings.quick else 31,
         "closed": 20_000 if settings.quick else 100_000,
         "open": 500 if settings.quick else 2_000,
         "captures": 4 if settings.quick else 15,

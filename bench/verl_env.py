@@ -14,23 +14,22 @@ from bench.common import ROOT, progress
 
 VERSION = "0.9.1"
 FOLDER = ROOT / ".venv-verl"
+READY = FOLDER / ".ready"
 _NEEDED = (
     *("packaging", "ray", "tensordict", "pandas", "torchdata", "transformers", "datasets", "codetiming"),
     *("hydra-core", "orjson", "psutil", "peft", "pyarrow", "pylatexenc"),
 )
-_CHECK = (
-    "import importlib.metadata as m; from verl.utils.profiler import DistProfiler; import torch; "
-    "print(m.version('verl'), torch.__version__)"
-)
+_THERE = "import importlib.metadata as m; m.version('verl'), m.version('torch')"
+_WHOLE = "from verl.utils.profiler import DistProfiler; import torch"
 
 
 def verl_python() -> str | None:
     """The interpreter that can import verl, or None after saying why there is none."""
     given = os.environ.get("BENCH_VERL_PYTHON")
     if given:
-        return given if _works(given) else _without(f"BENCH_VERL_PYTHON={given} cannot import verl's profiler")
+        return given if _runs(given, _THERE) else _without(f"BENCH_VERL_PYTHON={given} has no verl or no torch")
     python = str(FOLDER / "bin" / "python")
-    if os.path.exists(python) and _works(python):  # noqa: PTH110 - a link, not to be resolved
+    if READY.exists() and _runs(python, _THERE):
         return python
     progress(f"installing verl {VERSION} into {FOLDER.name} (once; some minutes)")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -44,12 +43,15 @@ def verl_python() -> str | None:
         if done.returncode:
             last = (done.stderr.strip() or "no output").splitlines()[-1]
             return _without(f"{' '.join(command[1:4])} … failed: {last}")
-    return python if _works(python) else _without(f"verl {VERSION} was installed, yet its profiler cannot be imported")
+    if not _runs(python, _WHOLE):
+        return _without(f"verl {VERSION} was installed, yet its profiler cannot be imported")
+    READY.touch()
+    return python
 
 
-def _works(python: str) -> bool:
+def _runs(python: str, code: str) -> bool:
     try:
-        done = subprocess.run([python, "-c", _CHECK], capture_output=True, timeout=300, check=False, cwd="/")
+        done = subprocess.run([python, "-c", code], capture_output=True, timeout=300, check=False, cwd="/")
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -39,6 +39,9 @@ class SpanSink(Protocol):
 
 _sinks: tuple[SpanSink, ...] = ()
 _running: ContextVar[tuple[_Run, ...]] = ContextVar("rankscope_running", default=())
+_begun: dict[_Run, None] = {}
+"""Each ``with`` that a window saw begin and that has not ended. While there is none, the end of one costs one look."""
+_new_span = functools.partial(object.__new__, Span)
 
 
 def set_sinks(sinks: tuple[SpanSink, ...]) -> None:
@@ -66,33 +69,33 @@ def current_stage() -> Span | None:
 class _Run:
     """One span under way: who shows it, and what they gave back."""
 
-    __slots__ = ("label", "shown", "span")
+    __slots__ = ("label", "sinks", "span", "tokens")
 
-    def __init__(self, label: Label, kind: SpanKind, instance: object, args: Any, kwargs: Any) -> None:
-        running = _running.get()
+    def __init__(self, label: Label, span: Span) -> None:
         self.label = label
-        # A frozen dataclass pays for every field; a copied dictionary does not, and nobody can tell the difference.
-        self.span = span = object.__new__(Span)
-        facts = span.__dict__
-        facts.update(label.facts)
-        facts["kind"] = kind
-        facts["instance"] = instance
-        facts["args"] = args
-        facts["kwargs"] = kwargs
-        facts["parent"] = running[-1].span if running else None
-        self.shown: list[tuple[SpanSink, object]] = []
+        self.span = span
+        self.sinks = sinks = _sinks
+        self.tokens: tuple[object, ...] = ()
+        if len(sinks) == 1:
+            self.tokens = (sinks[0].enter(span),)
+            return
         try:
-            for sink in _sinks:
-                self.shown.append((sink, sink.enter(span)))
+            for sink in sinks:
+                self.tokens = (*self.tokens, sink.enter(span))
         except BaseException:  # a KeyboardInterrupt: those that show it already must not go on doing so
             self.leave(sys.exc_info())
             raise
 
     def leave(self, error: ExcInfo) -> None:
         """End the span everywhere, in reverse, once. Raises only in strict mode, never over the body's exception."""
-        shown, self.shown = self.shown, []
+        tokens, self.tokens = self.tokens, ()
+        if len(tokens) == 1:
+            fault = self.sinks[0].leave(self.span, tokens[0], error)
+            if fault is not None and error[1] is None:
+                raise fault
+            return
         raised = []
-        for sink, token in reversed(shown):
+        for sink, token in reversed(tuple(zip(self.sinks, tokens, strict=False))):
             fault = sink.leave(self.span, token, error)
             if fault is not None:
                 raised.append(fault)
@@ -105,7 +108,11 @@ class _Run:
 
     def pop(self) -> None:
         """Take it off again, wherever it stands: interleaved tasks and generators need not be nested."""
-        _running.set(tuple(run for run in _running.get() if run is not self))
+        running = _running.get()
+        if running and running[-1] is self:
+            _running.set(running[:-1])
+        else:
+            _running.set(tuple(run for run in running if run is not self))
 
 
 class Label:
@@ -123,6 +130,11 @@ class Label:
             "color": color,
             "domain": domain,
             "category": category,
+            "kind": "with",
+            "instance": None,
+            "args": (),
+            "kwargs": {},
+            "parent": None,
         }
 
     def __enter__(self) -> Self:
@@ -134,16 +146,26 @@ class Label:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A window that closed meanwhile took its sinks away, yet the span that it saw begin must still end.
-        if _running.get():
+        if _begun:
             self._end((kind, error, trace))
 
     def _begin(self) -> None:
-        _Run(self, "with", None, (), {}).push()
+        outer = _running.get()
+        # A frozen dataclass pays for every field; a filled dictionary does not, and nobody can tell the difference.
+        span = _new_span()
+        facts = span.__dict__
+        facts.update(self.facts)
+        if outer:
+            facts["parent"] = outer[-1].span
+        run = _Run(self, span)
+        _running.set((*outer, run))
+        _begun[run] = None
 
     def _end(self, error: ExcInfo) -> None:
         for run in reversed(_running.get()):
             if run.label is self:
                 run.pop()
+                _begun.pop(run, None)
                 run.leave(error)
                 return
 
@@ -195,9 +217,20 @@ def _takes_instance(function: Any) -> bool:
 
 
 def _start(label: Label, kind: SpanKind, bound: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
+    outer = _running.get()
+    span = _new_span()
+    facts = span.__dict__
+    facts.update(label.facts)
+    facts["kind"] = kind
+    facts["kwargs"] = kwargs
     if bound and args:
-        return _Run(label, kind, args[0], args[1:], kwargs)
-    return _Run(label, kind, None, args, kwargs)
+        facts["instance"] = args[0]
+        facts["args"] = args[1:]
+    else:
+        facts["args"] = args
+    if outer:
+        facts["parent"] = outer[-1].span
+    return _Run(label, span)
 
 
 def _wrap_sync(label: Label, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,6 +356,9 @@ def _first(body: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
 
 
 _labels: dict[tuple[Any, ...], Label] = {}
+_plain: dict[str | None, Label] = {}
+"""Those that are asked for by their stage alone."""
+_PLAIN = (False, None, None, None, None, None)
 
 
 @overload
@@ -342,16 +378,7 @@ def annotate(
 ) -> Label: ...
 
 
-def annotate(
-    stage: Any = None,
-    *,
-    scheduled: bool = False,
-    color: str | None = None,
-    domain: str | None = None,
-    category: str | None = None,
-    message: str | None = None,
-    role: str | None = None,
-) -> Any:
+def annotate(stage: Any = None, **options: Any) -> Any:  # noqa: D417 - the options are those of the overload
     """Name a stage, once, for every tool: as a decorator or in a ``with``.
 
     Works on functions, methods, coroutine functions, generators and async generators, with any number of windows open
@@ -377,11 +404,37 @@ def annotate(
     Raises:
         TypeError: when it decorates something that cannot be called, or a ``with`` has no stage.
     """
+    if not options:
+        # What loops ask for. Defaults of keywords are looked up one by one, and a key of them all is made each time.
+        try:
+            return _plain[stage]
+        except (KeyError, TypeError):
+            pass
+    return _label(stage, **options)
+
+
+def _label(
+    stage: Any = None,
+    *,
+    scheduled: bool = False,
+    color: str | None = None,
+    domain: str | None = None,
+    category: str | None = None,
+    message: str | None = None,
+    role: str | None = None,
+) -> Any:
     key = (stage, scheduled, color, domain, category, message, role)
     try:
-        return _labels[key]
+        label = _labels[key]
     except (KeyError, TypeError):
-        return _new_label(key)
+        label = _new_label(key)
+    if isinstance(label, Label) and key[1:] == _PLAIN and len(_plain) < _CACHE_LIMIT:
+        _plain[stage] = label
+    return label
+
+
+# What help() and editors show; at run time a loop's label must not pay for the options that it does not use.
+annotate.__signature__ = inspect.signature(_label)  # type: ignore[attr-defined]
 
 
 def _new_label(key: tuple[Any, ...]) -> Any:
@@ -400,3 +453,4 @@ def _new_label(key: tuple[Any, ...]) -> Any:
 def forget_running() -> None:
     """After fork: the spans under way belong to the parent."""
     _running.set(())
+    _begun.clear()

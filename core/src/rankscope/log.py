@@ -6,6 +6,7 @@ is touched here. structlog is imported at the first message that passes the leve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -64,6 +65,12 @@ def get_logger(**bound: Any) -> Logger:
     Logging never raises and takes no lock, so it works in ``atexit`` and in signal handlers.
     """
     return StderrLogger(bound)
+
+
+def make_ready() -> None:
+    """Import now what the first message needs: it may come up where a training waits."""
+    with contextlib.suppress(Exception):
+        _structured()
 
 
 def import_nothing_more() -> None:

@@ -15,13 +15,13 @@ from rankscope.annotate import Function, Label
 from rankscope.annotate import annotate as annotate_function
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import Ledger
-from rankscope.artifacts.places import staging
+from rankscope.artifacts.places import beside, elsewhere, staging
 from rankscope.artifacts.store import Store
 from rankscope.config import CommonOptions, Config, ConfigError, RoleConfig, load_config, tool_options
 from rankscope.dispatch import FaultLog, Tool, bind
 from rankscope.errors import FaultError
 from rankscope.host import host_name
-from rankscope.log import get_logger
+from rankscope.log import get_logger, make_ready
 from rankscope.topology import detect, dimensions_for_name, run_id
 from rankscope.types import Artifact, Context, Fault, Window
 
@@ -120,7 +120,11 @@ class DistProfiler:
             if self.selected:
                 load_config(self.config)
                 self.tools = self._build()
-                exports().look_after(staging(self.save_path, self._stage_dir))
+                make_ready()
+                for folder in dict.fromkeys(
+                    [staging(self.save_path, self._stage_dir), beside(self.save_path), elsewhere(self.save_path)]
+                ):
+                    exports().look_after(folder)
             self._record_plan()
             shutdown.watch(self, flush_on_sigterm=self.config.global_profiler.flush_on_sigterm)
 
@@ -238,6 +242,7 @@ class DistProfiler:
                     )
                 self._stop(aborted=True)
             self._asked, self.last_step = True, step
+            exports().poll()  # what came of earlier windows: a backend may learn from it
             for tool in self.tools:
                 window = windows.new_window(
                     self.role,

@@ -53,11 +53,10 @@ def new_window(role: str, **facts: Any) -> Window:
 
 
 @dataclasses.dataclass(eq=False)
-class _Shown:
-    """What one tool holds of a running span."""
+class _Opened:
+    """What a tool holds of a span for which it opened a window; of any other it holds the context itself."""
 
     context: Any
-    opened: bool
 
 
 class OpenTool:
@@ -104,9 +103,10 @@ class OpenTool:
             opened = self._open_stage(span)
             if self.window is None:  # else another thread was faster: a range in its window
                 return None
-        show = self.tool.annotate
-        if show is None or not self.tool.on:
-            return _Shown(None, opened) if opened else None
+        tool = self.tool
+        show = tool.annotate
+        if show is None or not tool.on:
+            return _Opened(None) if opened else None
         try:
             context = show(span)
             if context is not None:
@@ -114,27 +114,30 @@ class OpenTool:
         except Exception as error:  # noqa: BLE001 - a backend's fault must not reach the stage
             self.fault("annotate", error)
             return None
-        return _Shown(context, opened) if opened or context is not None else None
+        return _Opened(context) if opened else context
 
-    def leave(self, span: Span, token: object, error: ExcInfo) -> FaultError | None:  # noqa: ARG002
+    def leave(self, span: Span, token: Any, error: ExcInfo) -> FaultError | None:  # noqa: ARG002
         """End a span; what a backend's ``__exit__`` returns cannot swallow the body's exception."""
         if self._forgotten:
             return None
-        if isinstance(token, _Shown):
-            if token.context is not None:
+        if token is not None:
+            opened = token.__class__ is _Opened
+            context = token.context if opened else token
+            if context is not None:
                 try:
-                    token.context.__exit__(*error)
+                    context.__exit__(*error)
                 except Exception as fault:  # noqa: BLE001 - as in enter
                     if self.tool.on:  # else it is the echo of a fault that was told; it is left all the same
                         self.fault("annotate", fault)
-            if token.opened:
+            if opened:
                 self._inside = False
                 self._close_stage()
         if self._wanted is not None:
             self._settle()
         elif self._check is not None:
             self._look()
-        return self.tool.faults.take()
+        faults = self.tool.faults
+        return faults.take() if faults.faults else None
 
     def mini_batch(self, span: Span | None) -> None:
         """One update mini-batch is done."""
@@ -150,6 +153,8 @@ class OpenTool:
     def advance(self, step: int) -> None:
         """The next training step begins inside this window."""
         if self.step == step:
+            return
+        if self._check is not None and self._look() and not self.tool.discrete:
             return
         self._end_step_row()
         self.step = step
@@ -251,12 +256,12 @@ class OpenTool:
         except Exception as error:  # noqa: BLE001 - as in enter
             self.fault("over_budget", error)
             return True
-        if reason is None:
+        if not reason:
             return False
         with transition():
             if self.window is not window:
                 return False
-            self._early = reason
+            self._early = str(reason)
             if self._must_hop():
                 self._wanted = "stage" if self.tool.discrete else "tool"
                 return False
@@ -346,6 +351,11 @@ class OpenTool:
             self._tell_hop()
             _show()  # its own thread has to come by, also at the spans of a tool that shows none
         return True
+
+    @property
+    def limited(self) -> bool:
+        """Whether something may end the window early: then it looks at spans also for a tool that shows none."""
+        return self._check is not None
 
     @property
     def stopping(self) -> bool:
@@ -506,7 +516,9 @@ def _drop(current: OpenTool) -> None:
 def _show() -> None:
     set_sinks(
         tuple(
-            current for current in _open.values() if current.tool.discrete or current.tool.annotate or current.stopping
+            current
+            for current in _open.values()
+            if current.tool.discrete or current.tool.annotate or current.stopping or current.limited
         )
     )
 

@@ -96,13 +96,13 @@ def test_a_quote_in_a_file_name_of_a_stack_is_repaired(handle: Callable[..., Any
     profiler.close()
     trace = kit.trace(tmp_path)
     frames = {event["name"] for event in trace.events if event.get("cat") == "python_function"}
-    assert {frame for frame in frames if frame.endswith(": named")} == {
-        'a"b.py(1): named',
-        "c/d.py(1): named",
-        "ef.py(1): named",
-    }
+    named = {frame for frame in frames if frame.endswith(": named")}
     [artifact] = kit.ledger(tmp_path, "artifact", status="published")
-    assert artifact["repaired"] >= 1
+    if "a'b.py(1): named" in named:  # newer torch replaces the quote before it writes, so there is nothing to repair
+        assert named == {"a'b.py(1): named", "c/d.py(1): named", "ef.py(1): named"}
+    else:
+        assert named == {'a"b.py(1): named', "c/d.py(1): named", "ef.py(1): named"}
+        assert artifact["repaired"] >= 1
     assert "dropped" not in artifact
 
 
@@ -250,7 +250,7 @@ def test_a_save_path_that_becomes_a_file_sends_the_trace_elsewhere(
         shutil.rmtree(place)
         place.write_text("in the way")
         profiler.stop()
-    [elsewhere] = (temporary / next(temporary.iterdir())).iterdir()
+    [elsewhere] = next(temporary.glob("rankscope-*")).iterdir()
     trace = kit.trace(elsewhere)
     assert "cos" in trace.ops
     said = kit.messages(capsys.readouterr().err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from contextlib import AbstractContextManager
@@ -179,10 +180,16 @@ class TorchBackend:
             "contents": list(self._contents),
             "versions": {
                 "torch": str(self._torch.__version__),
-                "rankscope": importlib.metadata.version("rankscope"),
-                "rankscope-torch": importlib.metadata.version("rankscope-torch"),
+                "rankscope": _version("rankscope"),
+                "rankscope-torch": _version("rankscope-torch"),
             },
         }
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    """Reading it costs a millisecond or two, in which the training waits."""
+    return importlib.metadata.version(distribution)
 
 
 def _replace(options: TorchOptions, **changes: Any) -> TorchOptions:

@@ -22,6 +22,7 @@ CHECK_EVERY = 0.02
 """Seconds between two looks at the heap."""
 
 _MEBI = 1 << 20
+_PROBE = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,19 @@ def heap_meter() -> Callable[[], int]:
         found = mallinfo2()
         return int(found.uordblks + found.hblkhd)
 
-    return heap
+    return heap if _sees_what_is_allocated(heap) else resident_bytes
+
+
+def _sees_what_is_allocated(heap: Callable[[], int]) -> bool:
+    """Whether the C library is the one that allocates; with a preloaded jemalloc or tcmalloc it knows of nothing."""
+    process = ctypes.CDLL(None)
+    process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    process.free.argtypes = [ctypes.c_void_p]
+    before = heap()
+    block = process.malloc(_PROBE)
+    after = heap()
+    process.free(block)
+    return after - before >= _PROBE // 2
 
 
 def resident_bytes() -> int:
@@ -98,7 +111,7 @@ class Budget:
         meter: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._size = event_size(options)
+        self._usual = self._size = event_size(options)
         self._limits: list[tuple[str, float, Callable[[float], float]]] = []
         if options.max_events is not None:
             self._limits.append(("max_events", options.max_events, lambda events: events))
@@ -148,8 +161,8 @@ class Budget:
         events, grown, raw = facts.get("events"), facts.get("heap_grown"), facts.get("raw_bytes")
         if not events or events < 1000 or not raw:
             return
-        recorded = self._size.recorded
+        recorded, usual = self._size.recorded, self._usual.recorded
         if grown and grown > 0:
             # What the training itself allocated is in it too; more than four times the usual is not torch's doing.
-            recorded = min(max(grown / events, recorded / 4), recorded * 4)
+            recorded = min(max(grown / events, usual / 4), usual * 4)
         self._size = dataclasses.replace(self._size, recorded=recorded, raw=raw / events)

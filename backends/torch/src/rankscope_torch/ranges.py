@@ -63,30 +63,39 @@ class OwnRange:
 class TorchRange:
     """Context manager of a row that torch records; it also remembers its time, for when the file ends inside of it."""
 
-    __slots__ = ("_enter", "_handle", "_label", "_leave", "_running", "range")
+    __slots__ = ("_enter", "_handle", "_label", "_leave", "_row", "_running", "_start_ns", "_what")
 
     def __init__(
-        self, functions: tuple[Any, Any], running: dict[int, Range], label: str, exact: str, kind: str
+        self,
+        functions: tuple[Any, Any],
+        running: dict[TorchRange, None],
+        label: str,
+        what: tuple[str, int, str],
     ) -> None:
         self._enter, self._leave = functions
         self._running = running
         self._label = label
-        self.range = Range(exact, 0, 0, "", kind)
-        self._handle: Any = None
+        self._what = what
 
     def __enter__(self) -> None:
-        running = self.range
-        running.thread = threading.get_native_id()
-        running.start_ns = time.time_ns()
-        self._running[id(running)] = running
+        self._start_ns = time.time_ns()
+        self._running[self] = None
         self._handle = self._enter(self._label)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave(self._handle)
-        self.range.end_ns = time.time_ns()
-        self._running.pop(id(self.range), None)
+        if self in self._running:
+            del self._running[self]
+        else:
+            self._row.end_ns = time.time_ns()
+
+    def as_row(self) -> Range:
+        """The file ends while it runs, so torch's data does not have it: from now on it is a row of ours."""
+        exact, thread, kind = self._what
+        self._row = Range(exact, self._start_ns, thread, "", kind)
+        return self._row
 
 
 class Labels:

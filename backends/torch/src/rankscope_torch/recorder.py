@@ -125,7 +125,8 @@ class Recorder:
         self._waiting: Capture | None = None
         self._ready: list[_Ready] = []
         self._rows: list[Range] = []
-        self._running: dict[int, Range] = {}
+        self._running: dict[TorchRange, None] = {}
+        self._native = threading.get_native_id()
         self._elsewhere = 0
         self._kept = 0
         self._lost: list[str] = []
@@ -160,11 +161,14 @@ class Recorder:
             label = f"ProfilerStep#{span.step}"
         else:
             label = span.stage
-        if segment is not None and not segment.begun and span.stage.startswith("mini_batch"):
-            segment.begun = True
-        here = self._thread == threading.get_ident() or self.options.all_threads
-        if segment is not None and here and _nests(span):
-            return TorchRange(self._functions, self._running, self._labels.safe(label), label, span.kind)
+        own = self._thread == threading.get_ident()
+        here = own or self.options.all_threads
+        if segment is not None:
+            if not segment.begun and label.startswith("mini_batch"):
+                segment.begun = True
+            if here and _nests(span):
+                thread = self._native if own else threading.get_native_id()
+                return TorchRange(self._functions, self._running, self._labels.safe(label), (label, thread, span.kind))
         if segment is None and (is_batch(label) or not self.options.keep_stages):
             return None
         if not here:
@@ -210,7 +214,7 @@ class Recorder:
         capture, self._waiting = self._waiting or self._new_capture(), None
         self._budget.begin()
         capture.start(time.time_ns())
-        self._thread = threading.get_ident()
+        self._thread, self._native = threading.get_ident(), threading.get_native_id()
         self._segment = Segment(capture, first, from_the_top)
 
     def _close_segment(self) -> None:
@@ -228,7 +232,7 @@ class Recorder:
             self.context.logger.error("a capture was lost", step=self.window.step, reason=str(lost))
             return
         # Ranges that are still running are not in torch's data, or cut off: they become rows of ours as well.
-        self._rows.extend(self._running.values())
+        self._rows.extend(running.as_row() for running in self._running)
         self._running.clear()
         if not segment.from_the_top and not segment.done and not segment.begun:
             return  # the schedule had opened it for a mini-batch that never came

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 import zlib
 from pathlib import Path
@@ -42,6 +44,34 @@ def elsewhere(save_path: Path) -> Path:
     return Path(tempfile.gettempdir()) / _own_folder(save_path)
 
 
+def prepare(folder: Path) -> None:
+    """Create a staging folder.
+
+    Raises:
+        OSError: it cannot be created or written, or somebody else has prepared it for us.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not is_ours(folder):
+        raise PermissionError(errno.EPERM, "belongs to somebody else", str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written", str(folder))
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether nobody else can have put jobs into a staging folder: in a temporary directory anybody may create it.
+
+    A folder beside the artifacts is as safe as those.
+    """
+    folder = Path(folder)
+    if folder.name == STAGED:
+        return folder.is_dir()
+    try:
+        found = [path.lstat() for path in (folder, folder.parent)]
+    except OSError:
+        return False
+    return all(stat.S_ISDIR(one.st_mode) and one.st_uid == os.getuid() for one in found)
+
+
 def is_local(path: Path) -> bool:
     """Whether a path (or the nearest parent that exists) lies on a local file system; True where nobody can tell."""
     try:
@@ -63,9 +93,9 @@ def is_local(path: Path) -> bool:
 def free_bytes(folder: Path) -> int:
     """Free bytes of the file system that a folder (or its nearest parent) lies on; 0 where that cannot be found out."""
     where = Path(folder)
-    while not where.exists() and where != where.parent:
-        where = where.parent
     try:
+        while not where.exists() and where != where.parent:
+            where = where.parent
         return shutil.disk_usage(where).free
     except OSError:
         return 0

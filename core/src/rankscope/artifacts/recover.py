@@ -15,8 +15,9 @@ from typing import Any
 
 from rankscope.artifacts.helper import JOB, attend
 from rankscope.artifacts.ledger import read_ledgers
-from rankscope.artifacts.places import beside, elsewhere
-from rankscope.host import host_name
+from rankscope.artifacts.names import parse_name
+from rankscope.artifacts.places import beside, elsewhere, is_ours
+from rankscope.host import born, host_name
 
 _OURS = frozenset({host_name(), os.uname().nodename})
 
@@ -55,11 +56,13 @@ def recover(save_path: Path, *, progress: Callable[[Recovered], object] = lambda
 
 def left_over(folder: Path) -> list[Path]:
     """Job files in a staging folder whose process is gone; cheap, for the start of a process."""
+    if not is_ours(folder):
+        return []
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(JOB)]
     except OSError:
         return []
-    return [path for name in sorted(names) if (path := folder / name) and _abandoned(path)]
+    return [path for name in sorted(names) if (path := folder / name) and _abandoned(_read(path))]
 
 
 def folders(save_path: Path) -> list[Path]:
@@ -69,20 +72,31 @@ def folders(save_path: Path) -> list[Path]:
         staged = record.get("staged")
         if record.get("kind") == "artifact" and isinstance(staged, str):
             known.append(Path(staged).parent)
-    return [folder for folder in dict.fromkeys(known) if folder.is_dir()]
+    return [folder for folder in dict.fromkeys(known) if is_ours(folder)]
 
 
 def _recover_folder(folder: Path) -> Iterator[Recovered]:
-    names = sorted(path for path in folder.iterdir() if path.is_file())
+    try:
+        names = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        yield Recovered(folder, "failed", None, f"{type(error).__name__}: {error}")
+        return
     jobs = [path for path in names if path.name.endswith(JOB)]
     for path in jobs:
         staged = path.with_name(path.name.removesuffix(JOB))
         job = _read(path)
+        if not job:
+            if _writer_is_gone(staged):
+                reason = f"its job file {path} is damaged; the raw data is kept as it is"
+                yield Recovered(staged, "no job", None, reason)
+            elif path.exists():
+                yield Recovered(staged, "busy", None, "its process is just handing it over")
+            continue
         host = _place(job).get("host")
-        if job and host not in _OURS:
+        if host not in _OURS:
             yield Recovered(staged, "busy", None, f"it belongs to host {host!r}: recover it there")
             continue
-        if not _abandoned(path):
+        if not _abandoned(job):
             yield Recovered(staged, "busy", None, "the process that it belongs to still runs and will finish it")
             continue
         outcome = attend(path)
@@ -97,9 +111,9 @@ def _recover_folder(folder: Path) -> Iterator[Recovered]:
             yield Recovered(path, "no job", None, reason)
 
 
-def _abandoned(path: Path) -> bool:
-    place = _place(_read(path))
-    return place.get("host") in _OURS and not _lives(place.get("pid"))
+def _abandoned(job: dict[str, Any]) -> bool:
+    place = _place(job)
+    return place.get("host") in _OURS and not _lives(place.get("pid"), place.get("born"))
 
 
 def _place(job: dict[str, Any]) -> dict[str, Any]:
@@ -109,38 +123,26 @@ def _place(job: dict[str, Any]) -> dict[str, Any]:
 
 def _writer_is_gone(path: Path) -> bool:
     """Whether the pid in a staged file's name belongs to nobody any more."""
-    from rankscope.artifacts.names import parse_name
-
     fields = parse_name(path.name.removesuffix(".raw"))
     return fields is None or not _lives(fields.pid)
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A job; empty when its file is gone, half written or otherwise not what ``helper.finish`` can work with."""
     try:
         job = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return job if isinstance(job, dict) else {}
+    if not isinstance(job, dict) or not isinstance(job.get("facts"), dict):
+        return {}
+    whole = all(isinstance(job.get(key), str) for key in ("function", "staged", "temporary", "final"))
+    return job if whole and "arguments" in job and {"save_path", "host", "run_id", "pid"} <= _place(job).keys() else {}
 
 
-def _lives(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[:1] == ["Z"]
+def _lives(pid: object, since: object = None) -> bool:
+    """Whether a process still runs; ``since`` is when it was born, else a later one with its pid counts as well."""
+    now = born(pid) if isinstance(pid, int) and pid > 0 else None
+    return now is not None and (since is None or since == now)
 
 
 def complete(outcomes: Iterable[Recovered]) -> bool:

@@ -51,7 +51,7 @@ class Row:
     Attributes:
         role, rank, step, scope, tool: what it is.
         status: what became of it.
-        reason: why it is not ``published``, in words.
+        reason: why it is not ``published``, or holds less than was asked, in words.
         path: the file, or empty.
         bytes: its size, or None.
         host, pid, run_id: who was to make it.
@@ -234,7 +234,9 @@ class _Process:
         reason = str(record.get("reason") or "")
         if status == "published":
             aborted = bool(window and window.get("aborted")) or str(record.get("scope")).endswith("-aborted")
-            return self._row(record, "aborted" if aborted else "published", "the step raised" if aborted else reason)
+            early = f"ended early: {record['ended_early']}" if record.get("ended_early") else ""
+            words = "; ".join(text for text in ("the step raised" if aborted else reason, early) if text)
+            return self._row(record, "aborted" if aborted else "published", words)
         if status == "exporting" and self._gone(record):
             return self._row(record, "died", "the process went away before the export was done")
         if status == "exporting":

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import FOLDER, Ledger
 from rankscope.artifacts.names import MAX_LABEL, NameFields, clean_label, fit, format_name, time_text
-from rankscope.artifacts.places import beside, elsewhere, free_bytes, staging
+from rankscope.artifacts.places import beside, elsewhere, free_bytes, prepare, staging
 from rankscope.artifacts.publish import Claim, checksum, claim, move_in, publish, size_of
+from rankscope.host import born
 from rankscope.types import Artifact
 
 if TYPE_CHECKING:
@@ -372,16 +373,23 @@ class Reservation:
             expected: bytes, as far as anybody can know; 0 where nobody does.
         """
         save_path = self.final.parent
-        places = [staging(save_path, self._store.stage_dir), beside(save_path), elsewhere(save_path)]
+        wanted = dict.fromkeys([staging(save_path, self._store.stage_dir), beside(save_path), elsewhere(save_path)])
         needed = expected + expected // 10 + _SPARE
-        roomy = [folder for folder in dict.fromkeys(places) if free_bytes(folder) >= needed]
-        folder = roomy[0] if roomy else max(dict.fromkeys(places), key=free_bytes)
-        if not roomy and self._store.logger is not None:
-            self._store.logger.warning(
-                "hardly any room for raw data", folder=str(folder), free=free_bytes(folder), expected=expected
-            )
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        usable: list[Path] = []
+        folder: Path | None = None
+        for place in wanted:
+            with contextlib.suppress(OSError):
+                prepare(place)
+                usable.append(place)
+                if free_bytes(place) >= needed:
+                    folder = place
+                    break
+        if folder is None:
+            folder = max(usable or wanted, key=free_bytes)
+            if self._store.logger is not None:
+                self._store.logger.warning(
+                    "hardly any room for raw data", folder=str(folder), free=free_bytes(folder), expected=expected
+                )
         self._staged = folder / f"{self.final.name}.raw"
         return self._staged
 
@@ -413,6 +421,7 @@ class Reservation:
                 "host": ledger.host,
                 "run_id": ledger.run_id,
                 "pid": os.getpid(),
+                "born": born(os.getpid()),
             },
             "arguments": dict(arguments),
         }

@@ -1,0 +1,130 @@
+"""Whatever happens, the training ends as it would have without profiling, and the ledger tells what came of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_matrix
+import pytest
+from fault_matrix import SCENARIOS, Scenario
+from kit import left_over, messages, partial_overlaps, until
+
+from rankscope.artifacts.ledger import read_ledgers
+from rankscope.artifacts.status import read_status
+
+pytestmark = pytest.mark.torch
+
+Told = dict[int, set[tuple[str, str]]]
+
+CELLS = [
+    pytest.param(scenario, mode, contents, id=f"{scenario.name}-{mode}-{contents}")
+    for scenario in SCENARIOS
+    for mode, contents in scenario.cells
+]
+
+
+def told(save_path: Path, tool: str = "torch") -> Told:
+    """For each step, states and reasons as ``rankscope status`` tells them."""
+    found: Told = defaultdict(set)
+    for row in read_status(save_path).rows:
+        if row.tool == tool and row.step is not None:
+            found[row.step].add((row.status, row.reason))
+    return dict(found)
+
+
+def fits(found: Told, expected: dict[int, str]) -> bool:
+    if found.keys() != expected.keys():
+        return False
+    return all(
+        any({status for status, _ in found[step]} == set(way.split("+")) for way in expected[step].split("|"))
+        for step in expected
+    )
+
+
+def check_whole(path: Path) -> None:
+    """A file under a final name: whole, strict JSON, and rows that nest."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    document = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8"), parse_constant=refuse)
+    if "gate" not in document:
+        assert document["traceName"] == path.name
+        assert document["traceEvents"]
+        assert partial_overlaps(document["traceEvents"]) == []
+
+
+def check_files(save_path: Path) -> None:
+    """Only whole files under final names, and the ledger's files are those."""
+    if not save_path.is_dir():
+        return
+    for path in save_path.iterdir():
+        if path.name != ".rankscope":
+            assert path.name.endswith(".json.gz"), path
+            check_whole(path)
+    for record in read_ledgers(save_path):
+        if record["kind"] == "artifact" and record["status"] == "published":
+            assert record["path"].endswith(".json.gz")
+
+
+@pytest.mark.parametrize(("scenario", "mode", "contents"), CELLS)
+def test_fault(
+    scenario: Scenario,
+    mode: str,
+    contents: str,
+    fault_server: Any,
+    unprofiled: Callable[[Scenario, str], Any],
+    small_disk: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    disk = small_disk(scenario.disk) if scenario.disk else tmp_path
+    save_path = disk / "out"
+    ended = fault_server.run(
+        tmp_path / "run",
+        save_path,
+        program=scenario.program,
+        arguments=dict(scenario.arguments),
+        on=True,
+        mode=mode,
+        contents=[contents],
+        seconds=scenario.seconds,
+        env={"TMPDIR": str(disk)} if scenario.disk else {},
+    )
+    plain = unprofiled(scenario, mode)
+    assert (plain.code, "rankscope" in plain.err) == (scenario.code, False), plain.err
+    assert (ended.code, ended.said) == (plain.code, plain.said), ended.err
+    assert _last_words(ended.err) == _last_words(plain.err)
+    check_ledger(scenario, mode, save_path, ended)
+    check_files(save_path)
+    if not scenario.ends:
+        assert left_over(save_path) == []
+
+
+def _last_words(err: str) -> str:
+    """The line of an exception that ended the process."""
+    lines = [line for line in err.splitlines() if not line.startswith(('{"logger"', "USDT:"))]
+    return lines[-1] if lines and not lines[-1].startswith(" ") else ""
+
+
+def check_ledger(scenario: Scenario, mode: str, save_path: Path, ended: Any) -> None:
+    expected = scenario.expects(mode)
+    if scenario.ends:  # the helper goes on by itself
+        try:
+            until(lambda: fits(told(save_path), expected), 20)
+        except AssertionError:
+            pass
+    found = told(save_path)
+    assert fits(found, expected), f"{found}\n{ended.err}"
+    for step in found:
+        for status, reason in found[step]:
+            assert reason or status in {"published", "joined"}, (step, status)
+            assert scenario.why.get(status, "") in reason
+    if scenario.other is not None:
+        assert fits(told(save_path, "gate"), dict(scenario.other)), told(save_path, "gate")
+    if scenario.said:
+        assert any(scenario.said in str(message) for message in messages(ended.err)), ended.err
