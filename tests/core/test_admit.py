@@ -58,9 +58,7 @@ def test_with_room_nobody_waits_and_nothing_is_said(
     assert failures(store) == []
 
 
-def test_drop_gives_the_new_one_up_at_once(
-    profiler: Make, gate: Gate, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drop_gives_the_new_one_up_at_once(profiler: Make, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
     store = profiler(max_exports=1, exports_full="drop", close_timeout=60).stores[0]
     assert store.wait_for_exports == 0
     gate.submit(store, 1)

@@ -158,9 +158,14 @@ def test_a_tool_that_shows_no_ranges_is_ended_at_spans_too(
 def test_the_bodys_exception_passes_a_window_that_ends_with_it(profiler: Make, clock: Clock) -> None:
     handle = profiler(**limited())
     handle.start(step=1)
-    with pytest.raises(LookupError), annotate("a"):
+
+    @annotate("a")
+    def stage() -> None:
         clock.now += 11
         raise LookupError
+
+    with pytest.raises(LookupError):
+        stage()
     assert calls("stop") == ["rec stop 1 train"]
 
 
@@ -241,10 +246,15 @@ def test_the_same_stage_called_again_opens_a_window_again(profiler: Make, clock:
 def test_a_stage_that_raises_after_its_window_ended_leaves_the_next_one_alone(profiler: Make, clock: Clock) -> None:
     handle = profiler(**limited(discrete=True))
     handle.start(step=1)
-    with pytest.raises(LookupError), annotate("first"):
+
+    @annotate("first")
+    def stage() -> None:
         clock.now += 11
         span("inner")
         raise LookupError
+
+    with pytest.raises(LookupError):
+        stage()
     span("second")
     handle.stop()
     assert calls("stop") == ["rec stop 1 first", "rec stop 1 second"]
@@ -314,16 +324,17 @@ def test_a_budget_that_raises_is_a_fault(profiler: Make, spent: list[Any], save_
 def test_in_strict_mode_it_is_raised(profiler: Make, spent: list[Any], where: str) -> None:
     handle = profiler()
     handle.start(step=1)
-    spent.append(RuntimeError("no meter"))
-    with pytest.raises(FaultError, match="rec.over_budget failed in step 1"):
-        if where == "enter":
-            span("a")
-        elif where == "step":
-            handle.step()
-        else:
-            spent.clear()
+
+    def cross() -> None:
+        if where == "leave":
             with annotate("a"):
                 spent.append(RuntimeError("no meter"))
+            return
+        spent.append(RuntimeError("no meter"))
+        span("a") if where == "enter" else handle.step()
+
+    with pytest.raises(FaultError, match=r"rec\.over_budget failed in step 1"):
+        cross()
     assert opened() == ()
 
 

@@ -39,7 +39,8 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def say(kind: str, *, number: str = f"{os.major(device)}:{os.minor(device)}") -> None:
         text.write_text(
-            f"24 1 0:999 / / rw - ext4 /dev/root rw\n31 24 {number} / /data rw,relatime shared:5 master:1 - {kind} x rw\n"
+            "24 1 0:999 / / rw - ext4 /dev/root rw\n"
+            f"31 24 {number} / /data rw,relatime shared:5 master:1 - {kind} x rw\n"
         )
 
     class Redirected(type(tmp_path)):  # type: ignore[misc]
@@ -259,8 +260,6 @@ def test_no_folder_means_that_it_is_chosen(profiler: Make, value: str | None) ->
     assert profiler(stage_dir=value).stores[0].stage_dir is None
 
 
-def test_a_folder_is_absolute_and_expanded(
-    profiler: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_absolute_and_expanded(profiler: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVME", str(tmp_path))
     assert profiler(stage_dir="$NVME/scratch").stores[0].stage_dir == tmp_path / "scratch"

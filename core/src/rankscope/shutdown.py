@@ -96,7 +96,8 @@ def _finish_later(handle: DistProfiler) -> bool:
     thread = threading.Thread(target=wait_and_finish, name="rankscope-exports", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter is on its way out
+    except RuntimeError:  # the interpreter is on its way out, so there is no training that would wait
+        exports().drain(handle.config.global_profiler.close_timeout)
         return False
     _late.append(thread)
     return True

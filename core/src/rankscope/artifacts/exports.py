@@ -61,7 +61,9 @@ class Exports:
             OSError: the job file cannot be written.
         """
         path = helper.job_file(Path(job["staged"]))
-        path.write_text(json.dumps(job), encoding="utf-8")
+        written = path.with_name(path.name + ".part")
+        written.write_text(json.dumps(job), encoding="utf-8")
+        written.replace(path)
         with self._lock:
             self.poll()
             self._pending[str(path)] = (store, dict(job))

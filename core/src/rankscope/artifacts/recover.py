@@ -39,16 +39,19 @@ class Recovered:
     reason: str = ""
 
 
-def recover(save_path: Path, *, progress: Callable[[Recovered], object] = lambda _: None) -> list[Recovered]:
+def recover(
+    save_path: Path, *, any_host: bool = False, progress: Callable[[Recovered], object] = lambda _: None
+) -> list[Recovered]:
     """Finish everything that was left staged for a save path on this host.
 
     Args:
         save_path: directory of the artifacts.
+        any_host: also what other hosts left there; only the user can know that they are gone.
         progress: called with each outcome as it comes.
     """
     found: list[Recovered] = []
     for folder in folders(save_path):
-        for outcome in _recover_folder(folder):
+        for outcome in _recover_folder(folder, any_host=any_host):
             found.append(outcome)
             progress(outcome)
     return found
@@ -75,7 +78,7 @@ def folders(save_path: Path) -> list[Path]:
     return [folder for folder in dict.fromkeys(known) if is_ours(folder)]
 
 
-def _recover_folder(folder: Path) -> Iterator[Recovered]:
+def _recover_folder(folder: Path, *, any_host: bool = False) -> Iterator[Recovered]:
     try:
         names = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -93,10 +96,11 @@ def _recover_folder(folder: Path) -> Iterator[Recovered]:
                 yield Recovered(staged, "busy", None, "its process is just handing it over")
             continue
         host = _place(job).get("host")
-        if host not in _OURS:
-            yield Recovered(staged, "busy", None, f"it belongs to host {host!r}: recover it there")
+        if host not in _OURS and not any_host:
+            reason = f"it belongs to host {host!r}: recover it there, or with --any-host if that host is gone"
+            yield Recovered(staged, "busy", None, reason)
             continue
-        if not _abandoned(job):
+        if host in _OURS and not _abandoned(job):
             yield Recovered(staged, "busy", None, "the process that it belongs to still runs and will finish it")
             continue
         outcome = attend(path)

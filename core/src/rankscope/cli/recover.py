@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ Run it on the host where the files were made. The exit status is 1 when somethin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="the save path of a run")
+    parser.add_argument("--any-host", action="store_true", help="also what hosts that are gone left there")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of {staged, status, path, reason}")
 
 
@@ -34,12 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"cannot read the directory {str(directory)!r}: there is no such directory")
     from rankscope.artifacts.recover import Recovered, complete, recover
 
+    output = sys.stdout
+
     def tell(outcome: Recovered) -> None:
         if not arguments.json:
             where = outcome.path or outcome.staged
-            print(f"{outcome.status}: {where}" + (f" ({outcome.reason})" if outcome.reason else ""), flush=True)
+            text = f"{outcome.status}: {where}" + (f" ({outcome.reason})" if outcome.reason else "")
+            print(text, file=output, flush=True)
 
-    outcomes = recover(directory, progress=tell)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a tool's finishing function prints is no answer of ours
+        outcomes = recover(directory, any_host=arguments.any_host, progress=tell)
     if arguments.json:
         rows = [
             {"staged": str(found.staged), "status": found.status, "path": found.path, "reason": found.reason}
