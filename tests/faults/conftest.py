@@ -49,7 +49,10 @@ class Server:
         environ["PYTHONPATH"] = os.pathsep.join([str(site), str(HERE), str(TORCH_TESTS)])
         environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # what forks shall have one thread only
         self._process = subprocess.Popen(
-            [sys.executable, "/tmp/fx/fault_server.py" if os.environ.get("FXP") else str(HERE / "fault_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+            [sys.executable, "/tmp/fx/fault_server.py" if os.environ.get("FXP") else str(HERE / "fault_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
         )
         assert self._answer(120) == "ready"
 
@@ -106,6 +109,7 @@ def unprofiled(fault_server: Server, tmp_path_factory: pytest.TempPathFactory) -
     kept: dict[str, Ended] = {}
 
     def run(scenario: Any, mode: str) -> Ended:
+        mode = mode if scenario.looks_at_mode else "continuous"
         key = json.dumps([scenario.program, dict(scenario.arguments), mode])
         if key not in kept:
             folder = tmp_path_factory.mktemp("unprofiled")

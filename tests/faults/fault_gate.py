@@ -50,10 +50,15 @@ class GateBackend:
 
     def _pass(self, hook: str) -> None:
         window = self.window
-        if window is not None and window.step == self.options.step and window.scope.removesuffix("-aborted") in {
-            "train",
-            "update",
-        }:
+        if (
+            window is not None
+            and window.step == self.options.step
+            and window.scope.removesuffix("-aborted")
+            in {
+                "train",
+                "update",
+            }
+        ):
             action = armed.pop(hook, None)
             if action is not None:
                 action()

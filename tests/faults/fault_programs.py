@@ -213,11 +213,12 @@ def nested(r: Run) -> None:
     r.handle()
     depth = r.arguments["depth"]
 
-    def inside() -> None:
-        with contextlib.ExitStack() as stack:
-            for level in range(1, depth):
-                stack.enter_context(annotate(f"level{level}"))
-            r.say("inside", r.arguments["depth"])
+    def inside(level: int = 1) -> None:
+        if level < depth:
+            with annotate(f"level{level}"):
+                inside(level + 1)
+        else:
+            r.say("inside", level)
 
     r.steps(inside)
 
@@ -231,12 +232,14 @@ def deep(r: Run) -> None:
     def call(levels: int) -> int:
         return 1 + call(levels - 1) if levels else 0
 
+    def block(levels: int) -> int:
+        if not levels:
+            return 0
+        with annotate("block"):
+            return 1 + block(levels - 1)
+
     def inside() -> None:
-        with contextlib.ExitStack() as stack:
-            for _ in range(1000):
-                stack.enter_context(annotate("block"))
-            r.say("blocks")
-        r.say(call(1000))
+        r.say(call(1000), block(1000))
 
     r.steps(inside)
 
@@ -267,7 +270,8 @@ def by_hand(r: Run) -> None:
         r.step(2, own)
     else:
         r.profiler.start(step=2)
-        with annotate("update", scheduled=True), annotate("mini_batch0"):
+        with annotate("update", scheduled=True):
+            r.profiler.step()
             profile.start()
             torch.ones(4).cos()
             torch.ones(4).sin()
@@ -336,6 +340,9 @@ def start_raises(r: Run) -> None:
 
 def hanging_stop(r: Run) -> None:
     """A tool never comes back from its stop, on a thread that nobody waits for; the training goes on and ends."""
+    from rankscope import windows
+
+    windows.PATIENCE = 1.0
     r.handle("torch", "gate", close_timeout=1.0)
     hanging = threading.Event()
 
@@ -538,7 +545,7 @@ def full_disk(r: Run) -> None:
     r.handle()
     for step in (1, 2, 3):
         with r.window(step):
-            found = r.train(step, lambda: [r.train(step) for _ in range(30)])
+            found = r.train(step, lambda step=step: [r.train(step) for _ in range(30)])
         r.say(step, found)
 
 

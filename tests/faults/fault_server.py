@@ -6,16 +6,17 @@ status. A child leaves this module's code and runs its program where a script wo
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import tempfile
 from typing import Any
 
 
 def serve() -> dict[str, Any] | None:
     """Answer requests; returns twice or more: in each child with its request, in the server with None at the end."""
     import omegaconf  # noqa: F401
-    import rankscope_torch.backend  # noqa: F401
     import structlog  # noqa: F401
     import torch
     import torch._dynamo
@@ -23,9 +24,12 @@ def serve() -> dict[str, Any] | None:
     import torch.utils.data
 
     import rankscope.config  # noqa: F401
+    import rankscope_torch.backend  # noqa: F401
 
     assert not torch.autograd.profiler._is_profiler_enabled
     assert len(os.listdir("/proc/self/task")) == 1, "a child would lack the other threads"
+    gc.collect()
+    gc.freeze()
     os.write(1, b"ready\n")
     for line in sys.stdin:
         request = json.loads(line)
@@ -47,6 +51,7 @@ def become(request: dict[str, Any]) -> None:
         os.close(file)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # it was looked up with another environment
 
 
 if __name__ == "__main__":

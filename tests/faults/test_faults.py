@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fault_matrix
 import pytest
 from fault_matrix import SCENARIOS, Scenario
 from kit import left_over, messages, partial_overlaps, until
@@ -18,6 +19,9 @@ from rankscope.artifacts.ledger import read_ledgers
 from rankscope.artifacts.status import read_status
 
 pytestmark = pytest.mark.torch
+
+LABELS = re.compile(r"rollout|update|mini_batch\d|level\d|call|block|model|gradients|forward|backward|in_child")
+"""All stages of the programs."""
 
 Told = dict[int, set[tuple[str, str]]]
 
@@ -56,7 +60,16 @@ def check_whole(path: Path) -> None:
     if "gate" not in document:
         assert document["traceName"] == path.name
         assert document["traceEvents"]
-        assert partial_overlaps(document["traceEvents"]) == []
+        # Between torch's own rows and frames it is torch's business; ours have to nest with everything.
+        cut = {event["name"] for event in document["traceEvents"] if _cut_off(event)}
+        ours = {event["name"] for event in document["traceEvents"] if LABELS.fullmatch(event["name"])} - cut
+        overlaps = partial_overlaps(document["traceEvents"])
+        assert [pair for pair in overlaps if ours.intersection(pair)] == []
+
+
+def _cut_off(event: dict[str, Any]) -> bool:
+    """Whether a row was still running at the end of the capture."""
+    return "finished" in event.get("args", {}) or "unfinished" in event.get("args", {})
 
 
 def check_files(save_path: Path) -> None:
@@ -96,12 +109,13 @@ def test_fault(
         env={"TMPDIR": str(disk)} if scenario.disk else {},
     )
     plain = unprofiled(scenario, mode)
-    assert (plain.code, "rankscope" in plain.err) == (scenario.code, False), plain.err
+    assert (plain.code, messages(plain.err)) == (scenario.code, []), plain.err
     assert (ended.code, ended.said) == (plain.code, plain.said), ended.err
-    assert _last_words(ended.err) == _last_words(plain.err)
+    if plain.code:
+        assert _last_words(ended.err) == _last_words(plain.err)
     check_ledger(scenario, mode, save_path, ended)
     check_files(save_path)
-    if not scenario.ends:
+    if scenario.clean:
         assert left_over(save_path) == []
 
 
@@ -114,10 +128,8 @@ def _last_words(err: str) -> str:
 def check_ledger(scenario: Scenario, mode: str, save_path: Path, ended: Any) -> None:
     expected = scenario.expects(mode)
     if scenario.ends:  # the helper goes on by itself
-        try:
+        with contextlib.suppress(AssertionError):
             until(lambda: fits(told(save_path), expected), 20)
-        except AssertionError:
-            pass
     found = told(save_path)
     assert fits(found, expected), f"{found}\n{ended.err}"
     for step in found:

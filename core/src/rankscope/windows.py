@@ -22,11 +22,22 @@ from rankscope.dispatch import Tool
 from rankscope.errors import FaultError
 from rankscope.types import Logger, Span, Window
 
+PATIENCE = 60.0
+"""Most seconds that a thread waits for another one that is opening or closing a window: a tool may hang in that."""
+
 _ids = itertools.count(1)
 _lock = threading.RLock()
 _open: dict[str, OpenTool] = {}
+_stuck = False
 _transitions = 0
 _after_transition: list[Callable[[], None]] = []
+
+
+class BusyError(Exception):
+    """Another thread has been opening or closing a window for so long that nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__("another thread has not come back from starting or stopping a tool")
 
 
 class Owner(Protocol):
@@ -84,6 +95,7 @@ class OpenTool:
         self._wanted: str | None = None
         self._aborted = False
         self._forgotten = False
+        self._told_busy = False
         self._check: Callable[[], str | None] | None = None
         self._early = ""
         self._inside = False  # a stage that opened a window still runs, even if its window has ended already
@@ -143,7 +155,12 @@ class OpenTool:
         """One update mini-batch is done."""
         if self._wanted is not None and self._settle():
             return
-        if self.window is not None:
+        if self.window is None:
+            return
+        # A tool may save a file in this: a signal handler that wants to close has to wait for it, too.
+        with contextlib.suppress(BusyError), transition():
+            if self.window is None:
+                return
             returned, _ = self.tool.call("step", self.window, span, step=self.step)
             if not returned:
                 self._give_up()
@@ -218,7 +235,7 @@ class OpenTool:
     def _give_up(self) -> None:
         window, self.window = self.window, None
         row, self._step_row = self._step_row, None
-        with transition():
+        with contextlib.suppress(BusyError), transition():
             if row is not None:
                 with contextlib.suppress(Exception):
                     row.__exit__(None, None, None)
@@ -229,6 +246,17 @@ class OpenTool:
             _drop(self)
 
     def _open_stage(self, span: Span) -> bool:
+        try:
+            return self._open_stage_now(span)
+        except BusyError as busy:
+            if not self._told_busy:
+                self._told_busy = True
+                self.owner.logger.warning(
+                    "a stage is not captured", tool=self.tool.name, step=self.step, stage=span.stage, reason=str(busy)
+                )
+            return False
+
+    def _open_stage_now(self, span: Span) -> bool:
         with transition():
             if self.window is not None or _open.get(self.tool.name) is not self:
                 return False
@@ -258,7 +286,7 @@ class OpenTool:
             return True
         if not reason:
             return False
-        with transition():
+        with contextlib.suppress(BusyError), transition():
             if self.window is not window:
                 return False
             self._early = str(reason)
@@ -269,7 +297,8 @@ class OpenTool:
                 self.end()
             else:
                 close(self)
-        return True
+            return True
+        return False
 
     def _role_of(self, span: Span) -> str:
         """A stage's file belongs to the role whose worker runs it, where that worker's handle takes part."""
@@ -280,12 +309,15 @@ class OpenTool:
         return next((joined.role for joined in self.joined if joined is handle), self.owner.role)
 
     def _close_stage(self) -> None:
-        with transition():
-            if self._must_hop():
-                self._wanted = self._wanted or "stage"
-                self._tell_hop()
-            else:
-                self.end()
+        try:
+            with transition():
+                if self._must_hop():
+                    self._wanted = self._wanted or "stage"
+                    self._tell_hop()
+                else:
+                    self.end()
+        except BusyError:
+            self._wanted = self._wanted or "stage"  # this thread tries again when it comes by
 
     def _begin_step_row(self) -> None:
         show = self.tool.annotate
@@ -368,20 +400,25 @@ class OpenTool:
             return True
         if self._must_hop():
             return False
-        close(self, aborted=self._aborted)
+        try:
+            close(self, aborted=self._aborted)
+        except BusyError:
+            return False
         return True
 
     def _settle(self) -> bool:
         """On the owner's thread: carry out a stop that another thread asked for."""
         if threading.get_ident() != self.thread:
             return False
-        wanted, self._wanted = self._wanted, None
-        with transition():
+        wanted = self._wanted
+        with contextlib.suppress(BusyError), transition():
+            self._wanted = None
             if wanted == "tool":
                 close(self, aborted=self._aborted)
             elif wanted == "stage":
                 self.end()
-        return wanted == "tool"
+            return wanted == "tool"
+        return False
 
 
 # The process.
@@ -389,11 +426,20 @@ class OpenTool:
 
 @contextlib.contextmanager
 def transition() -> Iterator[None]:
-    """While a window opens or closes: one thread at a time, and a signal handler that wants to close has to wait."""
-    global _transitions
+    """While a window opens or closes: one thread at a time, and a signal handler that wants to close has to wait.
+
+    Raises:
+        BusyError: another thread takes too long; from then on, and until it is done, this is found out at once.
+    """
+    global _transitions, _stuck
+    lock = _lock  # after a fork in the middle, the child has another one
     waiting: list[Callable[[], None]] = []
+    if not lock.acquire(timeout=0.0 if _stuck else PATIENCE):
+        _stuck = True
+        raise BusyError
+    _stuck = False
     try:
-        with _lock:
+        try:
             _transitions += 1
             try:
                 yield
@@ -402,6 +448,8 @@ def transition() -> Iterator[None]:
                 if _transitions == 0:
                     waiting += _after_transition
                     _after_transition.clear()
+        finally:
+            lock.release()
     finally:
         for action in waiting:
             action()
@@ -427,6 +475,14 @@ def opened() -> tuple[OpenTool, ...]:
 
 def start(tool: Tool, owner: Owner, window: Window) -> OpenTool | None:
     """Open a tool for a handle, or join the handle that has it open. None: it could not be started."""
+    try:
+        return _start(tool, owner, window)
+    except BusyError as busy:
+        owner.window_missed(tool, window, str(busy))
+        return None
+
+
+def _start(tool: Tool, owner: Owner, window: Window) -> OpenTool | None:
     with transition():
         other = _open.get(tool.name)
         if other is not None and not other.settle_now():
@@ -463,8 +519,26 @@ def stop(tool: str, owner: Owner, *, aborted: bool = False) -> bool:
     """A handle stops a tool: its own is closed, a joined one is left.
 
     Returns:
-        False when the stop is carried over to the thread that owns the window.
+        False when the stop is carried over to the thread that owns the window, or cannot be carried out.
     """
+    try:
+        return _stop(tool, owner, aborted=aborted)
+    except BusyError as busy:
+        # What the other thread hangs in is a tool that it has taken out already. The rest is ours to save: a torch
+        # profiler that is never stopped crashes the process when that ends.
+        current = _open.get(tool)
+        if current is None or current.owner is not owner:
+            return True
+        if current._must_hop():  # noqa: SLF001
+            owner.logger.warning("a window could not be stopped", tool=tool, reason=str(busy))
+            return False
+        if _open.pop(tool, None) is current:
+            _show()
+            current.end(aborted=aborted)
+        return True
+
+
+def _stop(tool: str, owner: Owner, *, aborted: bool) -> bool:
     with transition():
         current = _open.get(tool)
         if current is None:
@@ -479,7 +553,11 @@ def stop(tool: str, owner: Owner, *, aborted: bool = False) -> bool:
 
 
 def close(current: OpenTool, *, aborted: bool = False) -> None:
-    """Close an open tool on this thread."""
+    """Close an open tool on this thread.
+
+    Raises:
+        BusyError: as of ``transition``.
+    """
     with transition():
         if _open.get(current.tool.name) is current:
             _drop(current)
@@ -525,9 +603,9 @@ def _show() -> None:
 
 def _forget() -> None:
     """After fork the child starts clean: the windows belong to the parent."""
-    global _lock, _transitions
+    global _lock, _transitions, _stuck
     _lock = threading.RLock()
-    _transitions = 0
+    _transitions, _stuck = 0, False
     _after_transition.clear()
     for current in _open.values():
         current.forget()

@@ -123,9 +123,12 @@ class TorchBackend:
             contents.append(device[1])
         elif options.wants("cuda") or options.wants("device"):
             self.context.logger.info("no accelerator is present: only the CPU is recorded")
-        experimental, unknown = experimental_config(torch, profile_all_threads=options.all_threads)
-        if unknown:
-            self.context.logger.warning("this torch has no such option", options=unknown, torch=torch.__version__)
+        # trace_only: torch makes no Python events, which nobody looks at here; stacks cannot do without them.
+        experimental, unknown = experimental_config(
+            torch, profile_all_threads=options.all_threads, trace_only=not options.wants("stack")
+        )
+        if "profile_all_threads" in unknown:
+            self.context.logger.warning("this torch has no all_threads: it is off", torch=str(torch.__version__))
             self.options = _replace(options, all_threads=False)
             self.thread_bound = True
         if options.all_threads and options.wants("memory"):

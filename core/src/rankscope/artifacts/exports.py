@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rankscope.artifacts import helper
+from rankscope.artifacts.ledger import read_ledgers
 from rankscope.artifacts.recover import left_over
 
 if TYPE_CHECKING:
@@ -235,7 +236,23 @@ class Exports:
         found = self._pending.pop(answer["job"], None)
         if found is not None:
             store, job = found
-            store.record({**job["facts"], **answer["outcome"]}, ledger=not answer["told"])
+            outcome, told = answer["outcome"], answer["told"]
+            if outcome["status"] == "taken" and not _made_elsewhere(job):
+                reason = "its raw data is gone: the folder was cleared before the file was made"
+                outcome, told = {"status": "failed", "path": None, "reason": reason}, False
+            store.record({**job["facts"], **outcome}, ledger=not told)
+
+
+def _made_elsewhere(job: Mapping[str, Any]) -> bool:
+    """Whether another process has a job in hand or has done it."""
+    if Path(job["staged"]).exists() or Path(job["final"]).exists():
+        return True
+    reserved = job["facts"].get("reserved")
+    records = read_ledgers(job["ledger"]["save_path"])
+    return any(
+        record["kind"] == "artifact" and record.get("reserved") == reserved and record.get("status") != "exporting"
+        for record in records
+    )
 
 
 def _readable(pipe: IO[bytes], timeout: float) -> bool:

@@ -219,7 +219,8 @@ class _Process:
             if self._gone(window):
                 return [*rows, self._row(window, "died", "the process went away while the window was open")]
             return [*rows, self._row(window, "recording", self._unseen("the window is open"))]
-        if rows:
+        gave_up = window.get("reason") == "fault" and all(row.status == "empty" for row in rows)
+        if rows and not gave_up:
             return rows
         fault = self._fault(window, window.get("step"))
         if fault is not None:
