@@ -49,7 +49,7 @@ class Server:
         environ["PYTHONPATH"] = os.pathsep.join([str(site), str(HERE), str(TORCH_TESTS)])
         environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # what forks shall have one thread only
         self._process = subprocess.Popen(
-            [sys.executable, "/tmp/fx/fault_server.py" if os.environ.get("FXP") else str(HERE / "fault_server.py")],
+            [sys.executable, str(HERE / "fault_server.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,

@@ -554,7 +554,11 @@ def directory_removed(r: Run) -> None:
     r.handle("torch", "gate", job="finish_after_strike" if when == "export" else "")
 
     def remove() -> None:
-        shutil.rmtree(r.save_path, ignore_errors=not r.on)
+        def gone() -> bool:
+            shutil.rmtree(r.save_path, ignore_errors=True)  # fails when a file comes in meanwhile
+            return not r.save_path.exists()
+
+        until(gone)
 
     r.step(1)
     if r.on:

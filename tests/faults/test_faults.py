@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fault_table
 import pytest
 from fault_matrix import SCENARIOS, Scenario
 from kit import left_over, messages, partial_overlaps, until
@@ -85,6 +86,24 @@ def check_files(save_path: Path) -> None:
             assert record["path"].endswith(".json.gz")
 
 
+def check_growth(notes: dict[str, Any]) -> None:
+    """Neither memory nor open files grow with the number of windows."""
+    for name, factor, slack in (("resident", 1.25, 32 << 20), ("files", 1.0, 2)):
+        seen = notes[name]
+        third = len(seen) // 3
+        middle, last = sorted(seen[third : 2 * third]), sorted(seen[2 * third :])
+        assert last[third // 2] <= middle[third // 2] * factor + slack, (name, seen)
+
+
+def check_waited(notes: dict[str, Any]) -> None:
+    """The step after the hang waited once for the other thread (a second here), and no more."""
+    assert notes["seconds"] < 10
+
+
+NOTES: dict[str, Callable[[dict[str, Any]], None]] = {"many_sessions": check_growth, "hanging_stop": check_waited}
+"""What is looked at beside the common checks."""
+
+
 @pytest.mark.parametrize(("scenario", "mode", "contents"), CELLS)
 def test_fault(
     scenario: Scenario,
@@ -115,8 +134,42 @@ def test_fault(
         assert _last_words(ended.err) == _last_words(plain.err)
     check_ledger(scenario, mode, save_path, ended)
     check_files(save_path)
+    NOTES.get(scenario.program, lambda notes: None)(ended.notes)
     if scenario.clean:
         assert left_over(save_path) == []
+
+
+def test_the_table_in_the_documentation_is_current() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert fault_table.section() in page, "run: python tests/faults/fault_table.py"
+
+
+def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
+    """Half a file, words that are no JSON, rows that overlap, and a stranger's file."""
+    row = {"ph": "X", "pid": 1, "tid": 1, "cat": "user_annotation"}
+    for number, events in enumerate(
+        (
+            [{**row, "name": "update", "ts": 0.0, "dur": 2.0}, {**row, "name": "rollout", "ts": 1.0, "dur": 3.0}],
+            [{**row, "name": "update", "ts": float("nan"), "dur": 1.0}],
+            [],
+        )
+    ):
+        path = tmp_path / f"{number}.json.gz"
+        path.write_bytes(gzip.compress(json.dumps({"traceName": path.name, "traceEvents": events}).encode()))
+        with pytest.raises((AssertionError, ValueError)):
+            check_files(tmp_path)
+        whole = {"traceName": path.name, "traceEvents": [{**row, "name": "update", "ts": 0.0, "dur": 1.0}]}
+        path.write_bytes(gzip.compress(json.dumps(whole).encode()))
+        check_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(EOFError):
+        check_files(tmp_path)
+    path.rename(tmp_path / "x.json.gz.part")
+    with pytest.raises(AssertionError):
+        check_files(tmp_path)
+    assert fits({1: {("published", ""), ("died", "gone")}}, {1: "published|died+published"})
+    assert not fits({1: {("published", "")}}, {1: "died+published"})
+    assert not fits({1: {("published", "")}, 2: {("published", "")}}, {1: "published"})
 
 
 def _last_words(err: str) -> str:

@@ -155,13 +155,14 @@ class OpenTool:
         """One update mini-batch is done."""
         if self._wanted is not None and self._settle():
             return
-        if self.window is None:
+        window = self.window
+        if window is None:
             return
         # A tool may save a file in this: a signal handler that wants to close has to wait for it, too.
         with contextlib.suppress(BusyError), transition():
-            if self.window is None:
+            if self.window is not window:
                 return
-            returned, _ = self.tool.call("step", self.window, span, step=self.step)
+            returned, _ = self.tool.call("step", window, span, step=self.step)
             if not returned:
                 self._give_up()
             elif self._check is not None:

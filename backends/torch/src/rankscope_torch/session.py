@@ -6,9 +6,11 @@ Sources: torch 2.13.0, ``torch/autograd/profiler.py`` (``_is_profiler_enabled``,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,11 @@ class Capture:
         """
         self.profile.export_chrome_trace(str(path))
         if not path.exists() or path.stat().st_size == 0:
-            for left in (path, path.with_name(f"{path.name}.tmp")):  # half a trace would keep a full disk full
-                left.unlink(missing_ok=True)
+            # Half a trace would keep a full disk full; and torch has the file still open, so removing it is not enough.
+            for left in (path, path.with_name(f"{path.name}.tmp")):
+                with contextlib.suppress(FileNotFoundError):
+                    os.truncate(left, 0)
+                    left.unlink()
             raise OSError(f"torch wrote no trace to {path} (is the disk full, or the directory gone?)")
 
 

@@ -428,6 +428,9 @@ class Reservation:
         try:
             exports().submit(self._store, job)
         except OSError as error:
+            # Without a job nobody can use the raw data, and on a full disk the ledger needs the room to say so.
+            with contextlib.suppress(OSError):
+                self.staged.unlink(missing_ok=True)
             self.fail(_explained(error, self.final.parent))
             raise
         self._settled = True
@@ -450,6 +453,9 @@ class Reservation:
         if self._settled:
             return
         self._settled = True
+        if self._staged is not None and not self._handed_over:  # half of it, which no job will ever make a file of
+            with contextlib.suppress(OSError):
+                self._staged.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             if self._temporary.is_dir():
                 shutil.rmtree(self._temporary)
