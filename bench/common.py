@@ -30,10 +30,12 @@ class Settings:
     Attributes:
         quick: small sizes and few repeats.
         verl: the interpreter that can import verl; None leaves verl out.
+        sizes: the raw trace sizes in MB that ``export`` measures.
     """
 
     quick: bool = False
     verl: str | None = None
+    sizes: tuple[int, ...] = (5, 50, 300)
 
 
 @dataclasses.dataclass

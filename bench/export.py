@@ -35,7 +35,7 @@ def run(settings: Settings) -> Report:
     """Every capture in a fresh process, one way after the other."""
     report = Report("export")
     ways = [TORCH, "rankscope", *(["verl"] if settings.verl else [])]
-    sizes = {5: 1} if settings.quick else {5: 7, 50: 5, 300: 3}
+    sizes = {5: 1} if settings.quick else {size: max(3, 7 - size // 25) for size in settings.sizes}
     for name in ("shapes",) if settings.quick else CONTENTS:
         per_turn = _bytes_per_turn(name)
         for megabytes, count in sizes.items():

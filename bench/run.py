@@ -41,7 +41,7 @@ def main() -> int:
     subjects = options.only or list(SUBJECTS)
     needs_verl = any(getattr(_module(subject), "VERL", True) for subject in subjects)
     verl = verl_python() if needs_verl and not options.without_verl else None
-    settings = Settings(quick=options.quick, verl=verl)
+    settings = Settings(quick=options.quick, verl=verl, sizes=tuple(options.sizes))
     reports: dict[str, Report] = {}
     failed = False
     for subject in subjects:
@@ -75,6 +75,14 @@ def _options() -> argparse.Namespace:
         "--only", action="append", choices=SUBJECTS, metavar="SUBJECT", help="one subject; may be repeated"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats: about a minute")
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[5, 50, 300],
+        metavar="MB",
+        help="raw trace sizes of the subject export; 300 MB alone takes half an hour",
+    )
     parser.add_argument("--without-verl", action="store_true", help="leave verl out, and do not install it")
     parser.add_argument("--list", action="store_true", help="list the subjects")
     parser.add_argument(

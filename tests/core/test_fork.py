@@ -123,7 +123,7 @@ assert len({record["pid"] for record in recording.ledger(handle.save_path)}) == 
 """
 
 A_FORK_IN_THE_MIDDLE_OF_A_START = """
-from rankscope.windows import outside_transition
+from rankscope.transitions import outside_transition
 handle = make()
 def forking_start(window, original=handle.tools[0]._hooks["start"]):
     global pid

@@ -412,7 +412,7 @@ def test_a_window_behind_a_busy_thread_is_told_not_lost_in_silence(
 
 
 def test_a_signal_in_the_middle_of_a_start_waits_for_its_end(profiler: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.windows import outside_transition, transition
+    from rankscope.transitions import outside_transition, transition
 
     order: list[str] = []
     outside_transition(lambda: order.append("now"))

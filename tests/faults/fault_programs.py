@@ -340,9 +340,10 @@ def start_raises(r: Run) -> None:
 
 def hanging_stop(r: Run) -> None:
     """A tool never comes back from its stop, on a thread that nobody waits for; the training goes on and ends."""
-    from rankscope import windows
 
-    windows.PATIENCE = 1.0
+    from rankscope import transitions
+
+    transitions.PATIENCE = 1.0
     r.handle("torch", "gate", close_timeout=1.0)
     hanging = threading.Event()
 

@@ -19,6 +19,7 @@ from rankscope.finish import FinishCommand, claim_once
 from rankscope.host import host_name
 from rankscope.log import get_logger, import_nothing_more
 from rankscope.topology import run_id
+from rankscope.transitions import outside_transition
 
 if TYPE_CHECKING:
     from rankscope.artifacts.store import Store
@@ -57,7 +58,7 @@ def watch(handle: DistProfiler, *, flush_on_sigterm: bool) -> None:
 def window_closed() -> None:
     """A window of this process was closed: whoever waits for the last one to finish can do so now."""
     if _waiting_to_finish and _pid == os.getpid():
-        windows.outside_transition(_finish_waiting)
+        outside_transition(_finish_waiting)
 
 
 def _finish_waiting() -> None:
@@ -257,7 +258,7 @@ def _install_handler() -> None:
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # In the middle of opening or closing a window, torch for one is not in a state to be stopped: wait for its end.
-    windows.outside_transition(lambda: _flush_and_pass_on(number, frame))
+    outside_transition(lambda: _flush_and_pass_on(number, frame))
 
 
 def _flush_and_pass_on(number: int, frame: FrameType | None) -> None:

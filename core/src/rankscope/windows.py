@@ -13,31 +13,18 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from rankscope.annotate import ExcInfo, current_stage, forget_running, is_batch, set_sinks
 from rankscope.dispatch import Tool
 from rankscope.errors import FaultError
+from rankscope.transitions import BusyError, transition
 from rankscope.types import Logger, Span, Window
 
-PATIENCE = 60.0
-"""Most seconds that a thread waits for another one that is opening or closing a window: a tool may hang in that."""
-
 _ids = itertools.count(1)
-_lock = threading.RLock()
 _open: dict[str, OpenTool] = {}
-_stuck = False
-_transitions = 0
-_after_transition: list[Callable[[], None]] = []
-
-
-class BusyError(Exception):
-    """Another thread has been opening or closing a window for so long that nobody waits for it any more."""
-
-    def __init__(self) -> None:
-        super().__init__("another thread has not come back from starting or stopping a tool")
 
 
 class Owner(Protocol):
@@ -425,45 +412,6 @@ class OpenTool:
 # The process.
 
 
-@contextlib.contextmanager
-def transition() -> Iterator[None]:
-    """While a window opens or closes: one thread at a time, and a signal handler that wants to close has to wait.
-
-    Raises:
-        BusyError: another thread takes too long; from then on, and until it is done, this is found out at once.
-    """
-    global _transitions, _stuck
-    lock = _lock  # after a fork in the middle, the child has another one
-    waiting: list[Callable[[], None]] = []
-    if not lock.acquire(timeout=0.0 if _stuck else PATIENCE):
-        _stuck = True
-        raise BusyError
-    _stuck = False
-    try:
-        try:
-            _transitions += 1
-            try:
-                yield
-            finally:
-                _transitions = max(0, _transitions - 1)  # after a fork in between, the child began with 0
-                if _transitions == 0:
-                    waiting += _after_transition
-                    _after_transition.clear()
-        finally:
-            lock.release()
-    finally:
-        for action in waiting:
-            action()
-
-
-def outside_transition(action: Callable[[], None]) -> None:
-    """Run an action now, or as soon as the window that is just opening or closing has done so (for signal handlers)."""
-    if _transitions:
-        _after_transition.append(action)
-    else:
-        action()
-
-
 def find(tool: str) -> OpenTool | None:
     """The open tool of that name in this process."""
     return _open.get(tool)
@@ -604,10 +552,6 @@ def _show() -> None:
 
 def _forget() -> None:
     """After fork the child starts clean: the windows belong to the parent."""
-    global _lock, _transitions, _stuck
-    _lock = threading.RLock()
-    _transitions, _stuck = 0, False
-    _after_transition.clear()
     for current in _open.values():
         current.forget()
     _open.clear()
