@@ -22,6 +22,7 @@ from rankscope.dispatch import FaultLog, Tool, bind
 from rankscope.errors import FaultError
 from rankscope.host import host_name
 from rankscope.log import get_logger, make_ready
+from rankscope.ranges import compact
 from rankscope.topology import detect, dimensions_for_name, run_id
 from rankscope.types import Artifact, Context, Fault, Window
 
@@ -116,6 +117,7 @@ class DistProfiler:
         stage_dir = self.config.global_profiler.stage_dir
         self._stage_dir = Path(stage_dir) if stage_dir else None
         self.tools: tuple[Tool, ...] = ()
+        self._say_plan()
         if self.enabled:
             if self.selected:
                 load_config(self.config)
@@ -431,6 +433,20 @@ class DistProfiler:
     def window_missed(self, tool: Tool, window: Window, reason: str) -> None:
         """A window of one of its tools could not be opened."""
         self._stores[tool.name].missing(window, reason)
+
+    def _say_plan(self) -> None:
+        """One line at the start: what this process will do, or that the config does not know its role."""
+        steps = list(self.config.global_profiler.steps)
+        if self.selected:
+            self.logger.info(
+                "this rank is profiled",
+                tools=",".join(self.section.tools),
+                steps=compact(steps),
+                reason=self.why,
+                save_path=str(self.save_path),
+            )
+        elif self.config.active and not self.section.paths:
+            self.logger.warning("nothing is profiled in this role", reason=self.why)
 
     def _record_plan(self) -> None:
         for name in self.section.tools:

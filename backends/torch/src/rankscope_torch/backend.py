@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -129,7 +130,7 @@ class TorchBackend:
         )
         if "profile_all_threads" in unknown:
             self.context.logger.warning("this torch has no all_threads: it is off", torch=str(torch.__version__))
-            self.options = _replace(options, all_threads=False)
+            self.options = dataclasses.replace(options, all_threads=False)
             self.thread_bound = True
         if options.all_threads and options.wants("memory"):
             self.context.logger.warning("with all_threads torch records no allocator events: memory will be empty")
@@ -181,6 +182,7 @@ class TorchBackend:
             "pid": context.pid,
             "run_id": context.run_id,
             "contents": list(self._contents),
+            "options": dataclasses.asdict(self.options),
             "versions": {
                 "torch": str(self._torch.__version__),
                 "rankscope": _version("rankscope"),
@@ -193,12 +195,6 @@ class TorchBackend:
 def _version(distribution: str) -> str:
     """Reading it costs a millisecond or two, in which the training waits."""
     return importlib.metadata.version(distribution)
-
-
-def _replace(options: TorchOptions, **changes: Any) -> TorchOptions:
-    import dataclasses
-
-    return dataclasses.replace(options, **changes)
 
 
 def _device_activity(torch: Any) -> tuple[Any, str] | None:
