@@ -88,7 +88,7 @@ class TorchOptions:
     max_events: Optional[int] = None  # noqa: UP045 - as above
     max_trace_mb: Optional[float] = None  # noqa: UP045 - as above
     max_host_mb: Optional[float] = None  # noqa: UP045 - as above
-    compression: int = 7
+    compression: int = 8
     profile_token_start: Optional[int] = None  # noqa: UP045 - as above
     profile_token_end: Optional[int] = None  # noqa: UP045 - as above
 
