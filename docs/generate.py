@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 import rankscope
-from rankscope import environment, hookspecs
+from rankscope import environment, hookspecs, registry
 from rankscope.artifacts.status import FINE
 from rankscope.config import schema
 from rankscope_torch.options import ScheduleOptions, TorchOptions
@@ -162,7 +162,7 @@ def sample() -> str:
 
 def entry_point() -> str:
     """The lines of a ``pyproject.toml``, from the same docstring."""
-    code = next(block for block in literal_blocks(hookspecs.__doc__ or "") if hookspecs.GROUP in block)
+    code = next(block for block in literal_blocks(hookspecs.__doc__ or "") if registry.GROUP in block)
     return f"<!-- sample: entry-point -->\n```toml\n{code}\n```\n"
 
 

@@ -50,18 +50,13 @@ def set_sinks(sinks: tuple[SpanSink, ...]) -> None:
     _sinks = sinks
 
 
-def is_batch(stage: str) -> bool:
-    """Whether a label names a mini- or micro-batch: a part of a stage, never a stage of its own."""
-    return stage.startswith(("mini_batch", "micro_batch"))
-
-
 def current_stage() -> Span | None:
     """The span that a finished mini-batch belongs to: innermost scheduled, else innermost stage, else None."""
     innermost = None
     for run in reversed(_running.get()):
         if run.span.scheduled:
             return run.span
-        if innermost is None and not is_batch(run.span.stage):
+        if innermost is None and not run.span.is_batch:
             innermost = run.span
     return innermost
 

@@ -45,6 +45,16 @@ nothing that blocks without a deadline; plain positional arguments without defau
 process; training goes on. Hook wrappers are refused. New facts come as new fields of window, span and context or as new
 arguments; an old backend just does not ask for them.
 
+What takes long need not hold up the training: write raw data to ``file.staged`` and name a function of a light module.
+The helper process calls it; it writes the temporary file and returns facts for the ledger, or raises
+``NothingRecorded``. Core publishes, also when the training process is killed meanwhile::
+
+    file.finish_later("rankscope_wallclock.finish:pack", {"level": 6})  # in stop, instead of publish
+
+    def pack(staged, temporary, name, arguments):  # in rankscope_wallclock/finish.py
+        temporary.write_bytes(compress(staged.read_bytes(), arguments["level"]))
+        return {"events": 1}
+
 Attributes that core reads from the entry point's object (all optional but ``Options``):
 
 ``Options``       frozen dataclass, every field with a default; a bool field ``discrete`` sets the tool's own default.
@@ -70,9 +80,6 @@ if TYPE_CHECKING:
     from rankscope.types import Artifact, Span, Window
 
 PROJECT = "rankscope"
-GROUP = "rankscope.backends"
-"""Entry-point group of the backends."""
-
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -110,7 +117,7 @@ class BackendSpecs:
         """End the capture and hand over what came of it.
 
         Called in reverse order, only where ``start`` returned, also after the training step raised. Reserve a name,
-        write to the temporary file, publish; or submit a file for background work::
+        write to the temporary file, publish; or leave what takes long to the helper process (see above)::
 
             @hookimpl
             def stop(self, window):

@@ -122,6 +122,11 @@ class Span:
     parent: Span | None = None
     step: int | None = None
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is a mini- or micro-batch: a part of a stage, never a stage of its own."""
+        return self.stage.startswith(("mini_batch", "micro_batch"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Availability:

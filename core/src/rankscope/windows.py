@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankscope.annotate import ExcInfo, current_stage, forget_running, is_batch, set_sinks
+from rankscope.annotate import ExcInfo, current_stage, forget_running, set_sinks
 from rankscope.dispatch import Tool
 from rankscope.errors import FaultError
 from rankscope.transitions import BusyError, transition
@@ -97,7 +97,7 @@ class OpenTool:
             return None
         opened = False
         if self.window is None:
-            if is_batch(span.stage) or self._inside:
+            if span.is_batch or self._inside:
                 return None
             opened = self._open_stage(span)
             if self.window is None:  # else another thread was faster: a range in its window

@@ -22,11 +22,6 @@ FINISH = "rankscope_torch.trace:finish"
 SUFFIX = ".json.gz"
 
 
-def is_batch(label: str) -> bool:
-    """Whether a row is a mini- or micro-batch, which a schedule leaves out on purpose."""
-    return label.startswith(("mini_batch", "micro_batch"))
-
-
 def _nests(span: Span) -> bool:
     """Whether nothing else of this thread can begin inside of the span and end after it, or the other way round.
 
@@ -169,7 +164,7 @@ class Recorder:
             if here and _nests(span):
                 thread = self._native if own else threading.get_native_id()
                 return TorchRange(self._functions, self._running, self._labels.safe(label), (label, thread, span.kind))
-        if segment is None and (is_batch(label) or not self.options.keep_stages):
+        if segment is None and (span.is_batch or not self.options.keep_stages):
             return None
         if not here:
             self._elsewhere += 1
