@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-MEMBERS := core backends/torch
+MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger
 STAMP := $(VENV)/.stamp
 DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x27\1\x27/p' pyproject.toml)
-SRC := core/src backends/torch/src
+SRC := $(addsuffix /src,$(MEMBERS))
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint bench docs clean
