@@ -22,7 +22,7 @@ import rankscope
 from rankscope import environment, hookspecs, registry
 from rankscope.artifacts.status import FINE
 from rankscope.config import schema
-from rankscope_torch.options import ScheduleOptions, TorchOptions
+from rankscope_torch.options import TorchOptions
 
 DOCS = Path(__file__).resolve().parent
 PARTS = re.compile(r"(<!-- generated:begin (\S+) -->\n)(.*?)(<!-- generated:end -->)", re.DOTALL)
@@ -245,7 +245,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "global_profiler": lambda: keys(schema.GlobalConfig),
     "role": lambda: keys(schema.RoleSection, without=("path", "role")),
     "torch": lambda: keys(TorchOptions),
-    "torch.schedule": lambda: keys(ScheduleOptions),
+    "torch.schedule": lambda: keys(rankscope.ScheduleOptions),
     "environment": variables,
     "backend-sample": sample,
     "backend-entry-point": entry_point,

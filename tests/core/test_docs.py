@@ -263,14 +263,13 @@ def test_ways_to_write_steps_mean_the_same() -> None:
 def test_the_schedules_of_the_guide() -> None:
     import yaml
 
-    from rankscope_torch.options import ScheduleOptions
-    from rankscope_torch.schedule import MiniBatchSchedule
+    from rankscope import Schedule, ScheduleOptions
 
     rows = re.findall(r"^\| `(\{.+?\})` \| .+? \| (.+?) \|$", text_of("docs/torch.md"), re.MULTILINE)
     assert len(rows) >= 4
     for written, files in rows:
         options = ScheduleOptions(**yaml.safe_load(written))
-        schedule = MiniBatchSchedule(options, options.repeat)
+        schedule = Schedule(options, options.repeat)
         parts: list[list[int]] = []
         for index in range(6):
             if schedule.phase(index) == "record":

@@ -16,7 +16,7 @@ ARGUMENTS = {
     "step": ("window", "span"),
     "stop": ("window",),
     "annotate": ("span",),
-    "relocate": ("window",),
+    "relocate": ("window", "last"),
     "finish": ("artifacts",),
 }
 

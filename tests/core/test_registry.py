@@ -38,7 +38,7 @@ def test_load_gives_what_the_entry_point_names(site: Path) -> None:
     ("tool", "words"),
     [
         ("recc", ["a.tool: no tool named 'recc'. Did you mean 'rec'?", "Installed: ", " bound, ", " rec, rec2, "]),
-        ("nsys", ["a.tool: tool 'nsys' is not installed", "pip install rankscope-nsys"]),
+        ("ours", ["a.tool: tool 'ours' is not installed", "pip install rankscope-ours"]),
         ("gone", ["'gone' (no_such_module_at_all:X from bad-tools 2.0)", "ModuleNotFoundError"]),
         ("broken", ["'broken' (broken_tool:X from bad-tools 2.0) could not be imported: ZeroDivisionError"]),
         ("constant", ["'constant' (broken_constant:X from bad-tools 2.0) is 5, not a backend class"]),
@@ -55,6 +55,7 @@ def test_a_tool_that_cannot_be_had_says_why_and_what_helps(
     )
     (site / "broken_tool.py").write_text("1 / 0\n")
     (site / "broken_constant.py").write_text("X = 5\n")
+    monkeypatch.setattr(registry, "FIRST_PARTY", {"ours": "rankscope-ours"})
     with pytest.raises(ConfigError) as caught:
         registry.load(tool, "a.tool")
     for word in words:

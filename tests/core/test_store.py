@@ -359,7 +359,7 @@ def test_a_foreign_file_is_moved_in_under_a_name_of_its_origin(store: Store, tmp
     report = tmp_path / "report1.nsys-rep"
     report.write_text("report")
     artifact = store.adopt(report, window())
-    assert artifact.path == store.save_path / "actor_step3_node1_report1.nsys-rep"
+    assert artifact.path == store.save_path / "actor_train_step3_rank0_node1_report1.nsys-rep"
     assert artifact.path.read_text() == "report"
     assert not report.exists()
     [record] = outcomes(store)
@@ -370,7 +370,7 @@ def test_foreign_files_of_one_name_do_not_overwrite_each_other(store: Store, tmp
     for text in "ab":
         (tmp_path / "r.rep").write_text(text)
         store.adopt(tmp_path / "r.rep", window())
-    assert visible(store.save_path) == ["actor_step3_node1_r-1.rep", "actor_step3_node1_r.rep"]
+    assert visible(store.save_path) == ["actor_train_step3_rank0_node1_r-1.rep", "actor_train_step3_rank0_node1_r.rep"]
     assert [artifact.path.read_text() for artifact in store.artifacts] == ["a", "b"]
 
 
@@ -386,6 +386,48 @@ def test_a_foreign_directory_is_moved_in(store: Store, tmp_path: Path) -> None:
     artifact = store.adopt(tmp_path / "dump", window())
     assert (artifact.path / "rank0" / "data").read_text() == "12345"
     assert artifact.bytes == 5
+
+
+# Files that a tool wrote at their place.
+
+
+def test_what_lies_in_the_save_path_already_is_kept_there(store: Store) -> None:
+    dump = store.save_path / "step_3" / "actor_update"
+    dump.mkdir(parents=True)
+    (dump / "dump.json").write_text("{}")
+    artifact = store.keep(dump, window(), events=2, task="tensor", warnings=["half of it"])
+    assert (artifact.path, artifact.bytes, artifact.events) == (dump, 2, 2)
+    [record] = outcomes(store)
+    assert (record["status"], record["task"], record["path"]) == ("published", "tensor", str(dump))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_is_kept_where_nothing_was_written(store: Store, there: bool) -> None:
+    if there:
+        (store.save_path / "empty").mkdir(parents=True)
+    with pytest.raises(OSError, match="empty"):
+        store.keep(store.save_path / "empty", window())
+    [record] = outcomes(store)
+    assert record["status"] == "failed"
+    assert str(store.save_path) in record["reason"]
+
+
+def test_what_a_tool_says_of_its_files_is_told_once(store: Store) -> None:
+    told: list[str] = []
+
+    class Log:
+        def info(self, event: str, **facts: object) -> None:
+            pass
+
+        def warning(self, event: str, **facts: object) -> None:
+            told.append(event)
+
+    store.logger = Log()  # type: ignore[assignment]
+    for _ in range(2):
+        with store.reserve(window(), suffix=".txt") as file:
+            file.temporary.write_text("x")
+            file.publish(warnings=["no device events"])
+    assert told == ["no device events"]
 
 
 # The pieces underneath.

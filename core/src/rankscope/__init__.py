@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from rankscope.artifacts.store import Reservation, Store
     from rankscope.config import Config, OptionError, RoleConfig, load_config
     from rankscope.controller import ControllerError, ProfileController
-    from rankscope.errors import BackendError, ConfigError, FaultError, Problem, RankscopeError
+    from rankscope.errors import BackendError, CommandError, ConfigError, FaultError, Problem, RankscopeError
     from rankscope.gate import StepGate
     from rankscope.hookspecs import hookimpl, hookspec
+    from rankscope.launch import LaunchPlan, plan_launch
     from rankscope.markers import mark_annotate, mark_end_range, mark_range, mark_start_range
     from rankscope.memory import GPUMemoryLogger, MemoryLogger, log_gpu_memory_usage, log_memory_usage, memory_info
     from rankscope.profiler import DistProfiler
+    from rankscope.schedule import Schedule, ScheduleOptions, ScheduleWalk
+    from rankscope.table import human_size, render_table
     from rankscope.timing import (
         gather_timing,
         marked_timer,
@@ -35,9 +38,10 @@ _HOME = {
     "rankscope.artifacts.store": ("Reservation", "Store"),
     "rankscope.config": ("Config", "OptionError", "RoleConfig", "load_config"),
     "rankscope.controller": ("ControllerError", "ProfileController"),
-    "rankscope.errors": ("BackendError", "ConfigError", "FaultError", "Problem", "RankscopeError"),
+    "rankscope.errors": ("BackendError", "CommandError", "ConfigError", "FaultError", "Problem", "RankscopeError"),
     "rankscope.gate": ("StepGate",),
     "rankscope.hookspecs": ("hookimpl", "hookspec"),
+    "rankscope.launch": ("LaunchPlan", "plan_launch"),
     "rankscope.markers": ("mark_annotate", "mark_end_range", "mark_range", "mark_start_range"),
     "rankscope.memory": (
         "GPUMemoryLogger",
@@ -47,6 +51,8 @@ _HOME = {
         "memory_info",
     ),
     "rankscope.profiler": ("DistProfiler",),
+    "rankscope.schedule": ("Schedule", "ScheduleOptions", "ScheduleWalk"),
+    "rankscope.table": ("human_size", "render_table"),
     "rankscope.timing": (
         "gather_timing",
         "marked_timer",
@@ -64,6 +70,7 @@ __all__ = [
     "Artifact",
     "Availability",
     "BackendError",
+    "CommandError",
     "Config",
     "ConfigError",
     "Context",
@@ -73,6 +80,7 @@ __all__ = [
     "FaultError",
     "GPUMemoryLogger",
     "Launch",
+    "LaunchPlan",
     "MemoryLogger",
     "NothingRecorded",
     "OptionError",
@@ -82,6 +90,9 @@ __all__ = [
     "RankscopeError",
     "Reservation",
     "RoleConfig",
+    "Schedule",
+    "ScheduleOptions",
+    "ScheduleWalk",
     "Span",
     "StepGate",
     "Store",
@@ -90,6 +101,7 @@ __all__ = [
     "gather_timing",
     "hookimpl",
     "hookspec",
+    "human_size",
     "load_config",
     "log_gpu_memory_usage",
     "log_memory_usage",
@@ -99,8 +111,10 @@ __all__ = [
     "mark_start_range",
     "marked_timer",
     "memory_info",
+    "plan_launch",
     "rank_spread",
     "reduce_timing",
+    "render_table",
     "simple_timer",
     "topk_reduce_ratio_min_max",
 ]

@@ -81,6 +81,7 @@ class Tool:
         backend: the object that the entry point made.
         discrete: whether each stage gets a window of its own.
         max_seconds: how long a window may last.
+        owned: what it needs for itself in a process.
         on: False after a fault.
         captured: whether a window of it was ever started.
     """
@@ -94,11 +95,13 @@ class Tool:
         *,
         discrete: bool = False,
         max_seconds: float | None = None,
+        owned: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.backend = backend
         self.discrete = discrete
         self.max_seconds = max_seconds
+        self.owned = owned
         self.on = True
         self.captured = False
         self.faults = faults

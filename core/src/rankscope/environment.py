@@ -23,6 +23,16 @@ PROFILE_PREFIX = "RANKSCOPE_PROFILE_"
 VERL_PROFILE_PREFIX = "VERL_PROFILE_"
 """verl's prefix; the same values, for scripts that exist today."""
 
+NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+"""Library that NVTX loads at the first range. Set by ``rankscope launch`` to a path that does not exist for processes
+whose device torch records: CUPTI serves one tool in a process."""
+
+KEEP_NVTX_INJECTION = "RANKSCOPE_KEEP_NVTX_INJECTION"
+"""``1``: ``NVTX_INJECTION64_PATH`` is left as it is."""
+
+VERL_KEEP_NVTX_INJECTION = "VERL_KEEP_NVTX_INJECTION"
+"""The same under verl's name."""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 

@@ -57,6 +57,10 @@ class BackendError(RankscopeError):
     """A backend breaks the contract (a hook wrapper, an unknown hook, a class instead of an instance)."""
 
 
+class CommandError(RankscopeError):
+    """What keeps a command of ``rankscope`` from doing its work: shown as one message, exit status 2."""
+
+
 class FaultError(RankscopeError):
     """Strict mode: what backends raised during one call, all together.
 

@@ -58,13 +58,18 @@ The helper process calls it; it writes the temporary file and returns facts for 
 Attributes that core reads from the entry point's object (all optional but ``Options``):
 
 ``Options``       frozen dataclass, every field with a default; a bool field ``discrete`` sets the tool's own default.
-``owns``          set of names; two selected tools that own the same one in a process are a config error.
+``owns``          set of names; two selected tools that own the same one in a process are a config error. Where it
+                  depends on the options: a static method ``owns(options)``.
 ``thread_bound``  True when ``stop`` must run on the thread that ran ``start``; core then carries a foreign stop over.
 ``over_budget``   method -> reason or None, asked at span and step boundaries; a reason ends the window early. None, or
                   no such attribute, where nothing limits it: then it costs nothing.
 ``suffix``        file name ending of its artifacts, shown by ``rankscope plan``.
-``available()``   static or class method -> Availability.
-``launch(options, context)``  static or class method -> Launch: what the process needs before it starts.
+``available()``   static or class method -> Availability. No: a config error before training on ranks that want it. Yes
+                  with a reason: it works, and the reason says once what will be missing.
+``launch(options, context)``  static or class method -> Launch: what the process needs before it starts. Called where
+                  processes are started, by ``rankscope launch`` for one.
+``collect(options, context)``  static or class method, called there when the process has ended: for files that it could
+                  not collect itself; ``context.store.adopt`` moves them.
 """
 
 from __future__ import annotations
@@ -141,15 +146,16 @@ class BackendSpecs:
         return None
 
     @hookspec
-    def relocate(self, window: Window) -> Iterable[Path] | None:
+    def relocate(self, window: Window, last: bool) -> Iterable[Path] | None:
         """Name finished files of this tool for this window that lie elsewhere; core moves them to the save path.
 
-        Called after ``stop`` when ``relocate_results`` is set, and again before ``finish``; so it must be repeatable. A
-        file that is still being written is left out and named at a later call. Never deletes anything::
+        Called after ``stop`` when ``relocate_results`` is set, and once more before ``finish`` with ``last`` true; so
+        it must be repeatable. A file that is still being written is left out and named at a later call; with ``last``
+        it may be waited for, for a bounded time. Never deletes anything::
 
             @hookimpl
-            def relocate(self, window):
-                return [path for path in self.reports if path.exists()]
+            def relocate(self, window, last):
+                return [path for path in self.reports if self.is_whole(path, patience=10 if last else 0)]
         """
         return None
 

@@ -134,12 +134,18 @@ def _about_role(role: RoleConfig, world_size: int) -> Iterator[str]:
 
 def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: list[str]) -> list[_Tool]:
     """What the plan needs to know of a role's tools; one that cannot be loaded is planned with the bare config."""
+    from rankscope.registry import availability
+
     if registry_module is None:
         from rankscope import registry as registry_module
     tools = []
     for name in role.tools:
         try:
             factory = registry_module.load(name, role.tool_path)
+            answer = availability(factory)
+            if answer.why:
+                works = "" if answer.available else " cannot work"
+                warnings.append(f"{role.tool_path}: tool {name!r}{works} on this machine: {answer.why}")
             discrete = tool_options(factory, role, name)[1].discrete
             suffix = str(getattr(factory, "suffix", ""))
         except ConfigError as error:

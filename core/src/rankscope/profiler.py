@@ -19,7 +19,7 @@ from rankscope.artifacts.places import beside, elsewhere, staging
 from rankscope.artifacts.store import Store
 from rankscope.config import CommonOptions, Config, ConfigError, RoleConfig, load_config, tool_options
 from rankscope.dispatch import FaultLog, Tool, bind
-from rankscope.errors import FaultError
+from rankscope.errors import FaultError, Problem
 from rankscope.host import host_name
 from rankscope.log import get_logger, make_ready
 from rankscope.ranges import compact
@@ -29,6 +29,9 @@ from rankscope.types import Artifact, Context, Fault, Window
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+_told: set[str] = set()
+"""Tools of which this process has said already what will be missing."""
 
 _PATIENCE = 2.0
 """Seconds that the end of a handle waits for a thread that has to stop a window."""
@@ -106,6 +109,7 @@ class DistProfiler:
         )
         self._pid = os.getpid()
         self._total_steps = total_steps
+        self._steps = tuple(step for step in self.config.global_profiler.steps if step <= (total_steps or step))
         self.last_step: int | None = None
         self.joined = False
         self.closed = False
@@ -117,6 +121,7 @@ class DistProfiler:
         stage_dir = self.config.global_profiler.stage_dir
         self._stage_dir = Path(stage_dir) if stage_dir else None
         self.tools: tuple[Tool, ...] = ()
+        self._owned: dict[str, frozenset[str]] = {}
         self._say_plan()
         if self.enabled:
             if self.selected:
@@ -138,6 +143,7 @@ class DistProfiler:
         for name in self.section.tools:
             factory = registry.load(name, self.section.tool_path)
             options, common = tool_options(factory, self.section, name)
+            self._check_place(name, factory, options)
             store = self._store(name)
             context = Context(
                 tool=name,
@@ -152,6 +158,8 @@ class DistProfiler:
                 store=store,
                 logger=get_logger(tool=name, role=self.role, rank=self.rank),
                 clock=time.time_ns,
+                steps=self._steps,
+                continuous=self.config.global_profiler.profile_continuous_steps,
             )
             try:
                 backend = factory(context, options)
@@ -160,6 +168,7 @@ class DistProfiler:
                     f"{self.section.tool_path}: tool {name!r} could not be set up: {type(error).__name__}: {error}"
                 ) from error
             built.append((name, backend, common))
+            self._owned[name] = registry.owned(factory, options)
         hooks = bind([(name, backend) for name, backend, _ in built])
         return tuple(
             Tool(
@@ -169,9 +178,33 @@ class DistProfiler:
                 self._faults,
                 discrete=common.discrete,
                 max_seconds=common.max_seconds,
+                owned=self._owned[name],
             )
             for name, backend, common in built
         )
+
+    def _check_place(self, name: str, factory: Any, options: Any) -> None:
+        """Refuse, before training, a tool that cannot work in this process."""
+        path = self.section.tool_path
+        answer = registry.availability(factory)
+        if not answer.available:
+            raise ConfigError([Problem(path, f"tool {name!r} cannot work here: {answer.why}")])
+        if answer.reason and name not in _told:
+            _told.add(name)
+            self.logger.warning(f"{name}: {answer.why}")
+        for other in shutdown.handles():
+            for tool in other.tools:
+                both = sorted(tool.owned & registry.owned(factory, options))
+                if tool.name != name and both:
+                    raise ConfigError(
+                        [
+                            Problem(
+                                path,
+                                f"tool {name!r} needs {both[0]!r}, which tool {tool.name!r} of role {other.role!r} has "
+                                "in this process; only one of them can have it: choose one",
+                            )
+                        ]
+                    )
 
     def _store(self, tool: str) -> Store:
         common = self.config.global_profiler
@@ -353,13 +386,13 @@ class DistProfiler:
         with self.raised_at_end():
             return self.relocate_files()
 
-    def relocate_files(self) -> tuple[Artifact, ...]:
-        """The same, raising nothing."""
+    def relocate_files(self, *, last: bool = False) -> tuple[Artifact, ...]:
+        """The same, raising nothing; ``last``: what is still being written may be waited for."""
         if self._in_child() or not self.section.relocate_results:
             return ()
         moved: list[Artifact] = []
         for tool, window in self._to_relocate:
-            returned, paths = tool.call("relocate", window, step=window.step)
+            returned, paths = tool.call("relocate", window, last, step=window.step)
             if returned and paths is not None:
                 moved += self._adopt(tool, window, paths)
         return tuple(moved)
@@ -457,7 +490,7 @@ class DistProfiler:
                 tool=name,
                 profiled=self.selected,
                 reason=self.why,
-                steps=[step for step in self.config.global_profiler.steps if step <= (self._total_steps or step)],
+                steps=self._steps,
                 continuous=self.config.global_profiler.profile_continuous_steps,
                 discrete=bool(tool and tool.discrete),
             )

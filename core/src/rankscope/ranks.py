@@ -195,6 +195,11 @@ class RankSelector:
             return Selection(False, f"rank {rank} is not rank 0, the default; set ranks or all_ranks")
         return Selection(False, "; ".join(reasons))
 
+    def beforehand(self) -> RankSelector:
+        """The ranks that may be selected, as far as can be known before a process knows its place in the topology."""
+        terms = [dataclasses.replace(term, coordinates=(), per_node=False) for term in self.terms]
+        return RankSelector(_merged(terms) or (), self.default)
+
     def _yes(self, rank: int, term: Term) -> str:
         if self.default:
             return "rank 0 is the default"

@@ -7,10 +7,12 @@ import functools
 import importlib.metadata
 import re
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from rankscope import environment
-from rankscope.errors import ConfigError, Problem, did_you_mean, listing
+from rankscope.errors import CommandError, ConfigError, Problem, did_you_mean, listing
+from rankscope.types import Availability
 
 GROUP = "rankscope.backends"
 
@@ -22,6 +24,12 @@ FIRST_PARTY: Mapping[str, str] = {
     "precision_debugger": "rankscope-precision-debugger",
 }
 """What to install for a tool of ours: the one place where core knows tool names, and only for a message."""
+
+COMMAND_GROUP = "rankscope.commands"
+"""Entry points of commands that tools add to ``rankscope``: name = command, value = a module."""
+
+FIRST_PARTY_COMMANDS: Mapping[str, str] = {"memory": "rankscope-torch-memory", "analyse": "rankscope-npu"}
+"""What to install for a command of ours that a tool brings along."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -57,6 +65,34 @@ def providers() -> dict[str, list[ToolInfo]]:
         # One distribution can be seen twice on sys.path (a wheel beside its source); that is no clash.
         found.setdefault(entry.name, {}).setdefault((name.lower(), entry.value), info)
     return {tool: list(infos.values()) for tool, infos in sorted(found.items())}
+
+
+def commands() -> dict[str, ToolInfo]:
+    """The commands that installed distributions add to ``rankscope``. Imports none."""
+    found: dict[str, ToolInfo] = {}
+    for entry in sorted(importlib.metadata.entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name):
+        found.setdefault(entry.name, ToolInfo(entry.name, *_provider(entry), entry.value))
+    return found
+
+
+def load_command(name: str) -> ModuleType | None:
+    """Import the module of a command that a tool brings along; None where nobody knows the name.
+
+    Raises:
+        CommandError: it belongs to a tool of ours that is not installed, or cannot be imported.
+    """
+    info = commands().get(name)
+    if info is None:
+        if name in FIRST_PARTY_COMMANDS:
+            raise CommandError(f"this command comes with: pip install {FIRST_PARTY_COMMANDS[name]}")
+        return None
+    try:
+        module = importlib.metadata.EntryPoint(name, info.value, COMMAND_GROUP).load()
+    except Exception as error:
+        raise CommandError(
+            f"({info.value} from {info.provider}) could not be imported: {type(error).__name__}: {error}"
+        ) from error
+    return module  # type: ignore[no-any-return]
 
 
 def _provider(entry: importlib.metadata.EntryPoint) -> tuple[str, str]:
@@ -147,3 +183,23 @@ def load(tool: str, path: str = "") -> Any:
             [Problem(path, f"tool {tool!r} ({info.value} from {info.provider}) is {factory!r}, not a backend class")]
         )
     return factory
+
+
+def availability(factory: Any) -> Availability:
+    """Whether a tool can work in this process, as it says itself. Whatever its code does becomes an answer."""
+    ask = getattr(factory, "available", None)
+    if ask is None:  # the attribute is optional: a tool without it works wherever it can be imported
+        return Availability(True)
+    try:
+        answer = ask()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's code
+        return Availability(False, f"available() failed: {type(error).__name__}: {error}")
+    if not isinstance(answer, Availability):
+        return Availability(False, f"available() returned {answer!r} and not an Availability")
+    return answer
+
+
+def owned(factory: Any, options: Any) -> frozenset[str]:
+    """Names of what the tool needs for itself in a process, with these options."""
+    owns = getattr(factory, "owns", ())
+    return frozenset(owns(options) if callable(owns) else owns)

@@ -55,6 +55,11 @@ def watch(handle: DistProfiler, *, flush_on_sigterm: bool) -> None:
         _install_handler()
 
 
+def handles() -> tuple[DistProfiler, ...]:
+    """The handles of this process that profile something and are not closed."""
+    return tuple(_handles.values()) if _pid == os.getpid() else ()
+
+
 def window_closed() -> None:
     """A window of this process was closed: whoever waits for the last one to finish can do so now."""
     if _waiting_to_finish and _pid == os.getpid():
@@ -78,7 +83,7 @@ def finish(handle: DistProfiler, *, patient: bool = True) -> None:
         if handle not in _waiting_to_finish:
             _waiting_to_finish.append(handle)
         return
-    handle.relocate_files()
+    handle.relocate_files(last=True)
     deadline = time.monotonic() + handle.config.global_profiler.finish_hook_wait
     if not _command_due(handle) and not any(tool.captured and tool.has("finish") for tool in handle.tools):
         return

@@ -52,6 +52,8 @@ class Context:
         store: reserves names and publishes files.
         logger: rankscope's logger with tool, role and rank bound to it.
         clock: nanoseconds since the epoch; replaced by tests.
+        steps: the training steps that the config profiles, ascending, as far as the run's last step is known.
+        continuous: whether neighbouring steps share a window (``profile_continuous_steps``).
     """
 
     tool: str
@@ -66,6 +68,8 @@ class Context:
     store: Store
     logger: Logger
     clock: Callable[[], int]
+    steps: tuple[int, ...] = ()
+    continuous: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +145,11 @@ class Availability:
     available: bool
     reason: str = ""
     hint: str = ""
+
+    @property
+    def why(self) -> str:
+        """Reason and hint as one text."""
+        return "; ".join(text for text in (self.reason, self.hint) if text)
 
 
 @dataclasses.dataclass(frozen=True)

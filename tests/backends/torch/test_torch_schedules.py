@@ -219,8 +219,7 @@ def test_bad_schedules_are_refused_before_training(
 def test_the_numbers_mean_what_they_mean_to_torch(numbers: dict[str, int]) -> None:
     import torch
 
-    from rankscope_torch import ScheduleOptions
-    from rankscope_torch.schedule import MiniBatchSchedule
+    from rankscope import Schedule, ScheduleOptions
 
     known = inspect.signature(torch.profiler.schedule).parameters
     if "skip_first_wait" not in known:
@@ -228,7 +227,7 @@ def test_the_numbers_mean_what_they_mean_to_torch(numbers: dict[str, int]) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a schedule without warm-up
         theirs = torch.profiler.schedule(**{key: value for key, value in numbers.items() if key in known})
-    ours = MiniBatchSchedule(ScheduleOptions(**numbers), numbers["repeat"])
+    ours = Schedule(ScheduleOptions(**numbers), numbers["repeat"])
     phases = {"NONE": "idle", "WARMUP": "warmup", "RECORD": "record", "RECORD_AND_SAVE": "record"}
     indices = range(60)
     assert [ours.phase(index) for index in indices] == [phases[theirs(index).name] for index in indices]

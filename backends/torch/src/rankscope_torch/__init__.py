@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankscope import ScheduleOptions
     from rankscope_torch.backend import TorchBackend
-    from rankscope_torch.options import ScheduleOptions, TorchOptions
+    from rankscope_torch.options import TorchOptions
 
 __all__ = ["ScheduleOptions", "TorchBackend", "TorchOptions"]
 
@@ -17,8 +18,12 @@ def __getattr__(name: str) -> Any:
         from rankscope_torch.backend import TorchBackend
 
         return TorchBackend
-    if name in {"ScheduleOptions", "TorchOptions"}:
-        from rankscope_torch import options
+    if name == "TorchOptions":
+        from rankscope_torch.options import TorchOptions
 
-        return getattr(options, name)
+        return TorchOptions
+    if name == "ScheduleOptions":
+        from rankscope import ScheduleOptions
+
+        return ScheduleOptions
     raise AttributeError(f"module 'rankscope_torch' has no attribute {name!r}")

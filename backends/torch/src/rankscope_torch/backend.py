@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rankscope import Availability, Context, Span, Window, hookimpl
+from rankscope import Availability, Context, Launch, Span, Window, hookimpl
 from rankscope_torch.budget import Budget
+from rankscope_torch.injection import before_start, suspects
 from rankscope_torch.options import TorchOptions
 from rankscope_torch.ranges import Labels, range_functions
 from rankscope_torch.recorder import SUFFIX, Recorder
@@ -24,8 +26,12 @@ class TorchBackend:
     """Records windows with the PyTorch profiler and leaves one Chrome trace each (torch 2.4 or newer)."""
 
     Options = TorchOptions
-    owns = frozenset({"kineto", "cupti"})
     suffix = SUFFIX
+
+    @staticmethod
+    def owns(options: TorchOptions) -> frozenset[str]:
+        """Torch's profiler, and the device's tracing where the device is recorded."""
+        return frozenset({"kineto", "cupti"} if options.wants_device else {"kineto"})
 
     @staticmethod
     def available() -> Availability:
@@ -36,6 +42,16 @@ class TorchBackend:
         if tuple(int(word) for word in version.split(".")[:2]) < (2, 4):
             return Availability(False, f"torch {version} is too old", "pip install 'torch>=2.4'")
         return Availability(True)
+
+    @staticmethod
+    def launch(options: TorchOptions, context: Context) -> Launch:
+        """Keep CUPTI free for torch where the device is recorded."""
+        if not options.wants_device:
+            return Launch()
+        env, warning = before_start(os.environ)
+        if warning:
+            context.logger.warning(warning)
+        return Launch(env=env)
 
     def __init__(self, context: Context, options: TorchOptions) -> None:
         self.context = context
@@ -50,6 +66,7 @@ class TorchBackend:
         self._profile_arguments: dict[str, Any] = {}
         self._contents: tuple[str, ...] = ()
         self._torch: Any = None
+        self._device = ""
 
     @hookimpl
     def start(self, window: Window) -> None:
@@ -72,6 +89,7 @@ class TorchBackend:
             functions=range_functions(torch),
             labels=self._labels,
             describe=self._describe,
+            device=(self._device, suspects(os.environ) if self._device == "cuda" else []),
             budget=self._budget,
         )
         recorder.start()
@@ -106,6 +124,13 @@ class TorchBackend:
 
             self._torch = torch
             self._profile_arguments = self._arguments(torch)
+            found = suspects(os.environ) if self._device == "cuda" else []
+            if found:
+                self.context.logger.warning(
+                    "device events may be missing: another tool may have CUPTI, which serves one in a process",
+                    found=found,
+                    way_out="start with `rankscope launch`, or unset it",
+                )
             if not foreign_active(torch):
                 warm_up(torch)
         return self._torch
@@ -122,6 +147,7 @@ class TorchBackend:
         if options.wants_device and device is not None:
             activities.append(device[0])
             contents.append(device[1])
+            self._device = device[1]
         elif options.wants("cuda") or options.wants("device"):
             self.context.logger.info("no accelerator is present: only the CPU is recorded")
         # trace_only: torch makes no Python events, which nobody looks at here; stacks cannot do without them.

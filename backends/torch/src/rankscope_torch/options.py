@@ -6,53 +6,12 @@ import dataclasses
 from dataclasses import field
 from typing import Optional
 
-from rankscope import OptionError
+from rankscope import OptionError, ScheduleOptions
 
 CONTENTS: tuple[str, ...] = ("cpu", "cuda", "device", "memory", "shapes", "stack", "flops")
 """What can be recorded; ``cuda`` and ``device`` both mean the accelerator that torch reports."""
 
 ON_SWAP = ("drop", "keep")
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduleOptions:
-    """A schedule over the mini-batches of the update stage; the numbers are those of ``torch.profiler.schedule``.
-
-    Attributes:
-        skip_first: mini-batches before the first cycle.
-        wait: mini-batches at the start of each cycle that are not recorded.
-        warmup: mini-batches in which the profiler already runs and throws its data away.
-        active: mini-batches that are recorded in each cycle; 0 switches the schedule off.
-        repeat: number of cycles; 0 means: in discrete mode until the stage ends, in continuous mode one.
-        skip_first_wait: not 0: the first cycle has no ``wait``.
-        stage: the stage whose mini-batches count; by default the first one that reports any.
-    """
-
-    skip_first: int = 0
-    wait: int = 0
-    warmup: int = 0
-    active: int = 0
-    repeat: int = 0
-    skip_first_wait: int = 0
-    stage: Optional[str] = None  # noqa: UP045 - OmegaConf reads this annotation on Python 3.10
-
-    def __post_init__(self) -> None:
-        wrong = [
-            (name, f"must be 0 or more, got {value}")
-            for name in ("skip_first", "wait", "warmup", "active", "repeat", "skip_first_wait")
-            if (value := getattr(self, name)) < 0
-        ]
-        if self.active == 0 and (self.skip_first or self.wait or self.warmup or self.repeat):
-            wrong.append(
-                ("active", "is 0, which switches the schedule off, yet other numbers are set; set it to 1 or more")
-            )
-        if wrong:
-            raise OptionError(wrong)
-
-    @property
-    def on(self) -> bool:
-        """Whether there is a schedule."""
-        return self.active > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +44,7 @@ class TorchOptions:
     keep_stages: bool = True
     all_threads: bool = False
     on_swap_tensors: str = "drop"
-    max_events: Optional[int] = None  # noqa: UP045 - as above
+    max_events: Optional[int] = None  # noqa: UP045 - OmegaConf reads this annotation on Python 3.10
     max_trace_mb: Optional[float] = None  # noqa: UP045 - as above
     max_host_mb: Optional[float] = None  # noqa: UP045 - as above
     compression: int = 8

@@ -11,15 +11,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rankscope import Context, Reservation, Span, Window
+from rankscope import Context, Reservation, Schedule, ScheduleWalk, Span, Window
 from rankscope_torch.budget import Budget
 from rankscope_torch.options import TorchOptions
 from rankscope_torch.ranges import Labels, OwnRange, Range, TorchRange
-from rankscope_torch.schedule import MiniBatchSchedule
 from rankscope_torch.session import Capture, SessionLost
 
 FINISH = "rankscope_torch.trace:finish"
 SUFFIX = ".json.gz"
+
+_COUNTED = frozenset({"cuda", "xpu"})
+"""Devices whose events are told from others by their category in the trace."""
 
 
 def _nests(span: Span) -> bool:
@@ -86,6 +88,7 @@ class Recorder:
         functions: enter and exit of a torch range.
         labels: shared by the windows of the backend.
         describe: the metadata that goes into each file.
+        device: the accelerator that is recorded, or an empty text; and what may keep torch from recording it.
         budget: says when it is enough; shared by the windows of the backend.
     """
 
@@ -99,6 +102,7 @@ class Recorder:
         functions: tuple[Any, Any],
         labels: Labels,
         describe: Callable[[Window], dict[str, Any]],
+        device: tuple[str, list[str]],
         budget: Budget,
     ) -> None:
         self.window = window
@@ -108,14 +112,11 @@ class Recorder:
         self._functions = functions
         self._labels = labels
         self._describe = describe
+        self._device = device
         self._budget = budget
         self._thread = threading.get_ident()
-        self._schedule: MiniBatchSchedule | None = None
-        if options.schedule.on and window.scheduled:
-            whole_step = window.reason != "stage"
-            self._schedule = MiniBatchSchedule(options.schedule, options.schedule.repeat or (1 if whole_step else 0))
-        self._stage: str | None = options.schedule.stage
-        self._seen = 0
+        schedule = Schedule.of(options.schedule, window)
+        self._walk = ScheduleWalk(schedule) if schedule is not None else None
         self._segment: Segment | None = None
         self._waiting: Capture | None = None
         self._ready: list[_Ready] = []
@@ -128,24 +129,18 @@ class Recorder:
 
     def start(self) -> None:
         """Begin, or wait for the first scheduled mini-batch."""
-        if self._schedule is None:
+        if self._walk is None:
             self._open(None, from_the_top=True)
         else:
             self._enter_phase(0)
 
     def step(self, span: Span | None) -> None:
         """A mini-batch is done. Those of other stages than the scheduled one do not count."""
-        if self._schedule is None:
+        if self._walk is None or not self._walk.advance(span):
             return
-        stage = span.stage if span is not None else ""
-        if self._stage is None:
-            self._stage = stage
-        if stage != self._stage:
-            return
-        self._seen += 1
         if self._segment is not None:
             self._segment.done += 1
-        self._enter_phase(self._seen)
+        self._enter_phase(self._walk.seen)
 
     def row(self, span: Span) -> AbstractContextManager[object] | None:
         """The row of a span: torch's own if torch can record it here and now, else ours."""
@@ -193,9 +188,9 @@ class Recorder:
             self._tell()
 
     def _enter_phase(self, index: int) -> None:
-        schedule = self._schedule
-        if schedule is None:
+        if self._walk is None:
             return
+        schedule = self._walk.schedule
         phase = schedule.phase(index)
         if self._segment is not None and (phase != "record" or schedule.begins(index)):
             self._close_segment()
@@ -257,12 +252,14 @@ class Recorder:
         }
         if grown:
             facts["heap_grown"] = grown
-        if self._schedule is not None and segment.first is not None and (segment.done or segment.begun):
+        if self._walk is not None and segment.first is not None and (segment.done or segment.begun):
             facts["mini_batches"] = [segment.first, segment.first + max(segment.done, 1) - 1]
             facts["partial"] = segment.done < self.options.schedule.active
         arguments = {
             "metadata": {**self._describe(self.window), **facts, "start_ns": segment.capture.started_ns},
             "compression": self.options.compression,
+            "device": self._device[0] if self._device[0] in _COUNTED else "",
+            "suspects": self._device[1],
         }
         self._ready.append(_Ready(reservation, arguments, facts, until))
 
@@ -275,16 +272,15 @@ class Recorder:
                 ranges=self._elsewhere,
                 step=self.window.step,
             )
-        schedule = self._schedule
-        if schedule is None or self._lost or self._seen > schedule.first:
+        walk = self._walk
+        if walk is None or self._lost or not walk.never_began:
             return
-        needed = schedule.first + 1
-        reason = (
-            f"the schedule records from mini-batch {schedule.first} on, so it needs at least {needed}; "
-            f"{self._seen} ran" + (f" in stage {self._stage!r}" if self._stage else "")
-        )
         if not self._kept:
-            self.context.store.missing(self.window, reason, status="empty")
+            self.context.store.missing(self.window, walk.never_began, status="empty")
         self.context.logger.warning(
-            "no scheduled mini-batch was recorded", reason=reason, needed=needed, seen=self._seen, step=self.window.step
+            "no scheduled mini-batch was recorded",
+            reason=walk.never_began,
+            needed=walk.schedule.first + 1,
+            seen=walk.seen,
+            step=self.window.step,
         )

@@ -81,6 +81,8 @@ class _Work:
             b'"name": "' + safe.encode() + b'"': b'"name": ' + _json(_showable(exact))
             for safe, exact in arguments.get("labels", {}).items()
         }
+        self.device_wanted: str = arguments.get("device", "")
+        self.suspects: list[str] = arguments.get("suspects", [])
         self.recorded = 0
         self.device = 0
         self.written = 0
@@ -104,7 +106,15 @@ class _Work:
             "rows_added": self.added,
             "rows_async": self.turned_async,
         }
-        return {key: value for key, value in found.items() if value or key == "events"}
+        facts: dict[str, Any] = {key: value for key, value in found.items() if value or key == "events"}
+        if self.device_wanted and not self.device:
+            facts["warnings"] = [self._no_device_events()]
+        return facts
+
+    def _no_device_events(self) -> str:
+        why = "either nothing ran on it in this window, or another tool has CUPTI, which serves one in a process"
+        found = f" (found: {', '.join(self.suspects)})" if self.suspects else ""
+        return f"no {self.device_wanted} event was recorded although the device was asked for: {why}{found}"
 
     def run(self, raw: BinaryIO, out: Any, name: str) -> None:
         header, rest = self._header(raw)

@@ -1,4 +1,4 @@
-"""The torch_memory backend of rankscope."""
+"""The torch_memory backend of rankscope: windows become snapshots of the device's memory allocator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["TorchMemoryBackend", "TorchMemoryOptions"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for."""
+    """The helper process and the command import only what reads snapshots, so nothing is imported before it is used."""
     if name == "TorchMemoryBackend":
         from rankscope_torch_memory.backend import TorchMemoryBackend
 

@@ -236,7 +236,8 @@ class _Process:
         if status == "published":
             aborted = bool(window and window.get("aborted")) or str(record.get("scope")).endswith("-aborted")
             early = f"ended early: {record['ended_early']}" if record.get("ended_early") else ""
-            words = "; ".join(text for text in ("the step raised" if aborted else reason, early) if text)
+            told = [str(text) for text in record.get("warnings") or ()]
+            words = "; ".join(text for text in ("the step raised" if aborted else reason, early, *told) if text)
             return self._row(record, "aborted" if aborted else "published", words)
         if status == "exporting" and self._gone(record):
             return self._row(record, "died", "the process went away before the export was done")

@@ -85,6 +85,7 @@ class Store:
         self.wait_for_exports = wait_for_exports
         self.artifacts: list[Artifact] = []
         self._warned = False
+        self._told: set[str] = set()
         self._next = ("", 0)  # the latest millisecond and its next counter: spares a walk over taken names
 
     def reserve(
@@ -155,14 +156,16 @@ class Store:
         return False
 
     def adopt(self, path: Path, window: Window) -> Artifact:
-        """Move in a finished file that the tool wrote elsewhere; its name becomes ``[role_][step<S>_]<host>_<name>``.
+        """Move in a finished file or directory that the tool wrote elsewhere.
+
+        Its name becomes ``[role_][scope_][step<S>_]rank<r>_<host>_<name>``.
 
         Raises:
             OSError: the file is missing, or no place can be written. The ledger has it as failed.
         """
         step = "" if window.step is None else f"step{window.step}"
-        labels = [label for label in (clean_label(window.role), step, clean_label(self.host)) if label]
-        name = fit("_".join([*labels, path.name]))
+        labels = [clean_label(window.role), clean_label(window.scope), step, f"rank{self.rank}", clean_label(self.host)]
+        name = fit("_".join([*filter(None, labels), path.name]))
         facts = self._facts(window, window.scope) | {"moved_from": str(path)}
         try:
             final, fallen_back = self._where_possible(lambda directory: move_in(path, directory, name))
@@ -174,6 +177,29 @@ class Store:
         if fallen_back:
             facts["fallback_from"] = str(self.save_path)
         return self._published(facts, final, size, crc, None)
+
+    def keep(self, path: Path, window: Window, *, events: int | None = None, **facts: Any) -> Artifact:
+        """Take note of a file or directory that the tool wrote, whole, at its place in the save path.
+
+        Args:
+            path: where it lies.
+            window: what it covers.
+            events: number of events of what was asked.
+            **facts: for the ledger and the artifact.
+
+        Raises:
+            OSError: it is missing or empty. The ledger has it as failed.
+        """
+        known = self._facts(window, window.scope) | facts
+        try:
+            size = size_of(path)
+            if size == 0:
+                raise OSError(errno.ENODATA, "nothing was written", str(path))
+            crc = _checksum(path)
+        except OSError as error:
+            self._line(known, "failed", path=None, reason=_explained(error, self.save_path))
+            raise
+        return self._published(known, path, size, crc, events)
 
     def record(self, artifact: Mapping[str, Any], *, ledger: bool = True) -> Artifact | None:
         """Take note of an outcome that another process (the helper) brought about.
@@ -236,7 +262,15 @@ class Store:
             self._line(facts, "published", path=final, bytes=size, checksum=crc, events=events)
         if self.logger is not None:
             self.logger.info("profile saved", tool=facts["tool"], path=str(final), bytes=size, events=events)
+            for warning in facts.get("warnings") or ():
+                self._warn(facts["tool"], str(warning), final)
         return artifact
+
+    def _warn(self, tool: str, warning: str, path: Path) -> None:
+        """What a tool says of its file; the same words once."""
+        if self.logger is not None and warning not in self._told:
+            self._told.add(warning)
+            self.logger.warning(warning, tool=tool, path=str(path))
 
     def _where_possible(self, take: Callable[[Path], Any]) -> tuple[Any, bool]:
         """Do it in the save path, else once more in the fallback directory. (result, whether it is the fallback)."""

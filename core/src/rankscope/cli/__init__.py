@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from rankscope.errors import CommandError
+
 COMMANDS = {
     "plugins": "list the installed tools, and whether they work here",
     "plan": "show what a config will profile, and why not",
     "status": "compare what was expected in a directory with what came",
     "recover": "finish what a killed process left unfinished in a directory",
+    "launch": "start a command with what the tools of its role need before a process starts",
     "demo": "run the small PPO example with profiling on",
 }
 """Each command, which is also the name of its module here, and what it is for."""
@@ -19,10 +22,6 @@ COMMANDS = {
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """What a shell reports for a program that SIGINT or SIGPIPE ended."""
-
-
-class CommandError(Exception):
-    """What keeps a command from doing its work: shown as one message, exit status 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,19 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 where the answer is no, 2 where the question cannot be answered.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    command = ""
+    command, known = "", False
     try:
         if not words or words[0].startswith("-"):
             return _without_command(words)
         command = words[0]
-        if command not in COMMANDS:
-            raise CommandError(_unknown(command))
         module = _module(command)
-        arguments = _parser(command, module).parse_intermixed_args(words[1:])
+        known = True
+        words, rest = _split(words[1:]) if getattr(module, "TAKES_COMMAND", False) else (words[1:], [])
+        arguments = _parser(command, module).parse_intermixed_args(words)
+        arguments.command = rest
         code: int = module.run(arguments)
         sys.stdout.flush()
     except CommandError as error:
-        name = f"rankscope {command}" if command in COMMANDS else "rankscope"
+        name = f"rankscope {command}" if known else "rankscope"
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except SystemExit as stop:  # argparse: help, version or a usage error
@@ -60,8 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and after the first ``--`` those of the command to start."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def _without_command(words: list[str]) -> int:
-    commands = "\n".join(f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items())
+    commands = "\n".join(f"  {name:<9} {purpose}" for name, purpose in (COMMANDS | _of_tools()).items())
     parser = argparse.ArgumentParser(
         prog="rankscope",
         usage="rankscope [--help | --version] COMMAND ...",
@@ -81,10 +87,24 @@ def _without_command(words: list[str]) -> int:
     return 2
 
 
-def _module(command: str) -> ModuleType:
-    from importlib import import_module
+def _of_tools() -> dict[str, str]:
+    """The commands that installed tools bring along, and whose they are."""
+    from rankscope import registry
 
-    return import_module(f"{__name__}.{command}")
+    return {name: f"(of {info.distribution})" for name, info in registry.commands().items() if name not in COMMANDS}
+
+
+def _module(command: str) -> ModuleType:
+    if command in COMMANDS:
+        from importlib import import_module
+
+        return import_module(f"{__name__}.{command}")
+    from rankscope import registry
+
+    found = registry.load_command(command)
+    if found is None:
+        raise CommandError(_unknown(command))
+    return found
 
 
 def _parser(command: str, module: ModuleType) -> argparse.ArgumentParser:
@@ -102,7 +122,8 @@ def _parser(command: str, module: ModuleType) -> argparse.ArgumentParser:
 def _unknown(command: str) -> str:
     from rankscope.errors import did_you_mean, listing
 
-    return f"no command named {command!r}.{did_you_mean(command, COMMANDS)} Commands: {listing(COMMANDS)}"
+    commands = [*COMMANDS, *_of_tools()]
+    return f"no command named {command!r}.{did_you_mean(command, commands)} Commands: {listing(commands)}"
 
 
 def _forget_output() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rankscope.cli import CommandError, at_least_one
+from rankscope.cli import at_least_one
 from rankscope.cli.stages import StageTime, as_data, describe, of_role, read_stages
-from rankscope.cli.table import render, size
+from rankscope.errors import CommandError
+from rankscope.table import human_size, render_table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,10 +147,12 @@ class Captured:
         files = {row.path: row.bytes or 0 for row, _ in self.rows if row.path}
         where = ", ".join(str(path) for path in self.directories)
         many = "1 file" if len(files) == 1 else f"{len(files)} files"
-        parts = [f"traces: {where} ({many}, {size(sum(files.values()))})"]
+        parts = [f"traces: {where} ({many}, {human_size(sum(files.values()))})"]
         if self.rows:
             headers = ("role", "rank", "step", "tool", "size", "file", "stage times")
-            parts.append(render(headers, [self._cells(*row) for row in self.rows], right=("rank", "step", "size")))
+            parts.append(
+                render_table(headers, [self._cells(*row) for row in self.rows], right=("rank", "step", "size"))
+            )
         parts.extend(f"note: {note}" for note in self.notes)
         if files:
             parts.append(
@@ -160,7 +163,7 @@ class Captured:
     @staticmethod
     def _cells(row: Row, stages: Sequence[StageTime]) -> tuple[str | int | None, ...]:
         file = Path(row.path).name if row.path else f"{row.status}: {row.reason}"
-        return row.role, row.rank, row.step, row.tool, size(row.bytes), file, describe(stages)
+        return row.role, row.rank, row.step, row.tool, human_size(row.bytes), file, describe(stages)
 
     def as_data(self) -> dict[str, Any]:
         """The same for JSON."""

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli import CommandError, at_least_one
+from rankscope.cli import at_least_one
+from rankscope.errors import CommandError
 
 if TYPE_CHECKING:
     from rankscope.plan import PlanRow
@@ -54,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(plan.to_dict(), indent=2))
         return 0
-    from rankscope.cli.table import render
+    from rankscope.table import render_table
 
     headers = ("role", "rank", "step", "tool", "profiled", "reason", "file")
     if plan.rows:
-        print(render(headers, collapse(plan.rows), right=("step",)))
+        print(render_table(headers, collapse(plan.rows), right=("step",)))
     if plan.rows and plan.warnings:
         print()
     for warning in plan.warnings:

@@ -31,13 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(rows, indent=2))
         return 0
-    from rankscope.cli.table import render
+    from rankscope.table import render_table
 
     if rows:
         cells = [
             (row["name"], row["version"], row["distribution"], _WORDS[row["available"]], row["reason"]) for row in rows
         ]
-        print(render(("tool", "version", "distribution", "available", "reason"), cells))
+        print(render_table(("tool", "version", "distribution", "available", "reason"), cells))
     else:
         print("no tool is installed")
     absent = [tool for tool in registry.FIRST_PARTY if tool not in {row["name"] for row in rows}]
@@ -77,15 +77,7 @@ def _ask(tool: str) -> tuple[bool, str]:
 
     try:
         with redirect_stdout(sys.stderr):
-            answer = getattr(registry.load(tool), "available", lambda: None)()
-    except ConfigError as error:
+            answer = registry.availability(registry.load(tool))
+    except (ConfigError, SystemExit) as error:
         return False, str(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's code
-        return False, f"available() failed: {type(error).__name__}: {error}"
-    if answer is None:  # the attribute is optional: a tool without it works wherever it can be imported
-        return True, ""
-    said = [str(text) for text in (getattr(answer, "reason", ""), getattr(answer, "hint", "")) if text]
-    available = getattr(answer, "available", None)
-    if not isinstance(available, bool):
-        return False, f"available() returned {answer!r} and not an Availability"
-    return available, "; ".join(said)
+    return answer.available, answer.why

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from rankscope.cli import CommandError
+from rankscope.errors import CommandError
 
 EXAMPLES = """\
 examples:

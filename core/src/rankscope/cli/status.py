@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli import CommandError
+from rankscope.errors import CommandError
 
 if TYPE_CHECKING:
     from rankscope.artifacts.status import Row
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [{field: getattr(row, field) for field in FIELDS} for row in status.rows]
         print(json.dumps({"complete": status.complete, "rows": rows}, indent=2))
     elif status.rows:
-        from rankscope.cli.table import render
+        from rankscope.table import render_table
 
         cells = [_cells(row, directory.resolve()) for row in status.rows]
         headers = ("role", "rank", "step", "scope", "tool", "status", "size", "file", "reason")
-        print(render(headers, cells, right=("rank", "step", "size")))
+        print(render_table(headers, cells, right=("rank", "step", "size")))
         counts = Counter(row.status for row in status.rows)
         there = sum(row.status in FINE for row in status.rows)
         words = ", ".join(f"{count} {name}" for name, count in counts.most_common())
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cells(row: Row, directory: Path) -> tuple[str | int | None, ...]:
-    from rankscope.cli.table import size
+    from rankscope.table import human_size
 
     path = Path(row.path)
     file = path.name if path.parent == directory else row.path
-    return row.role, row.rank, row.step, row.scope, row.tool, row.status, size(row.bytes), file, row.reason
+    return row.role, row.rank, row.step, row.scope, row.tool, row.status, human_size(row.bytes), file, row.reason

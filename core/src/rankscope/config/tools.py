@@ -104,9 +104,9 @@ def _use(role: RoleConfig, tools: list[str], registry: Any, continuous: bool, wa
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        common, _, wrong = _options(role, tool, factory)
+        common, options, wrong = _options(role, tool, factory)
         problems.extend(wrong)
-        for resource in sorted(getattr(factory, "owns", ())):
+        for resource in sorted(_owned(role, tool, factory, options, problems)):
             owner = owners.setdefault(resource, tool)
             if owner != tool:
                 problems.append(
@@ -122,6 +122,19 @@ def _use(role: RoleConfig, tools: list[str], registry: Any, continuous: bool, wa
                 f"{GLOBAL}.profile_continuous_steps has no effect on it"
             )
     return problems
+
+
+def _owned(role: RoleConfig, tool: str, factory: Any, options: Any, problems: list[Problem]) -> frozenset[str]:
+    """What the tool needs for itself; nobody can know with options that are wrong."""
+    from rankscope.registry import owned
+
+    if options is None:
+        return frozenset()
+    try:
+        return owned(factory, options)
+    except Exception as error:  # noqa: BLE001  # somebody else's code
+        problems.append(Problem(role.tool_path, f"tool {tool!r}: owns failed: {type(error).__name__}: {error}"))
+        return frozenset()
 
 
 def _idle_blocks(config: Config, role: RoleConfig, registry: Any) -> Iterator[str]:

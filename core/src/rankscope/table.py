@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 Cell = str | int | None
 
 
-def render(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Collection[str] = ()) -> str:
+def render_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Collection[str] = ()) -> str:
     """The table as text without a final newline.
 
     Args:
@@ -25,7 +25,7 @@ def render(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Col
     )
 
 
-def size(count: int | None) -> str:
+def human_size(count: int | None) -> str:
     """A number of bytes for people: ``873 B``, ``1.4 MiB``; empty for None."""
     if count is None:
         return ""

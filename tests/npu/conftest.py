@@ -1,0 +1,124 @@
+"""Fixtures of the tests that run the real torch_npu, in an environment of its own: ``make test-npu``.
+
+Test modules here import neither torch nor torch_npu at their top: elsewhere their tests are skipped, in words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _why_not() -> str:
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed in this environment; run: make test-npu"
+    places = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if not any(Path(place, "libcann_stub.so").exists() for place in places if place):
+        return "the stand-ins for CANN are not on LD_LIBRARY_PATH; run: make test-npu"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    why_not = _why_not()
+    if why_not:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+class StubLog:
+    """What reached the stand-ins for CANN: profiling calls and mstx ranges, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def calls(self, *names: str) -> list[dict[str, Any]]:
+        """The calls with these names, or all: ``call``, ``text``, ``domain``, ``id``, ``pid``, ``tid``, ``ns``."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        return [call for call in map(json.loads, lines) if not names or call["call"] in names]
+
+    def ranges(self) -> list[tuple[str, str, bool]]:
+        """Each range that was begun: text, domain (empty for the default one), whether it was ended."""
+        ended = {call["id"] for call in self.calls("mstxRangeEnd", "mstxDomainRangeEnd")}
+        begun = self.calls("mstxRangeStartA", "mstxDomainRangeStartA")
+        return [(call["text"], call["domain"], call["id"] in ended) for call in begun]
+
+
+@pytest.fixture
+def stub_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubLog:
+    """A log of its own for each test."""
+    path = tmp_path / "cann.jsonl"
+    monkeypatch.setenv("CANN_STUB_LOG", str(path))
+    return StubLog(path)
+
+
+@pytest.fixture(scope="session")
+def torch_npu() -> Any:
+    """The real torch_npu; what it warns of while it is imported and set up is no concern of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch_npu
+
+        torch_npu.npu.set_device(0)
+    return torch_npu
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults are contained, as in a user's run."""
+    monkeypatch.delenv("RANKSCOPE_STRICT")
+
+
+@pytest.fixture
+def save_path(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def profiler(torch_npu: Any, save_path: Path) -> Iterator[Callable[..., Any]]:
+    """Make a handle: ``profiler(options, role=..., rank=..., steps=...)``; all are closed at the end.
+
+    ``options`` are those of the tool (``npu`` unless ``tool`` says otherwise); other keywords go to global_profiler.
+    """
+    from rankscope import DistProfiler, FaultError, windows
+
+    made: list[DistProfiler] = []
+
+    def make(
+        options: dict[str, Any] | None = None,
+        *,
+        tool: str = "npu",
+        role: str = "actor",
+        rank: int = 0,
+        world_size: int = 1,
+        **common: Any,
+    ) -> DistProfiler:
+        config = {
+            "global_profiler": {
+                "tool": tool,
+                "steps": list(range(1, 10)),
+                "save_path": str(save_path),
+                "global_tool_config": {tool: options or {}},
+                **common,
+            },
+            role: {"profiler": {"enable": True}},
+        }
+        handle = DistProfiler(config, role=role, rank=rank, world_size=world_size)
+        made.append(handle)
+        return handle
+
+    yield make
+    for handle in made:
+        with suppress(FaultError):
+            handle.close()
+    assert windows.opened() == ()
