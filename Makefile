@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger
 STAMP := $(VENV)/.stamp
-DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x27\1\x27/p' pyproject.toml)
+DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x22\1\x22/p' pyproject.toml)
 SRC := $(addsuffix /src,$(MEMBERS))
 
 .DEFAULT_GOAL := help
@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
 
 venv: $(STAMP)  ## set up .venv
 
-demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profile.yaml (ARGS="key=value …")
-	@$(BIN)/rankscope demo $(ARGS)
+demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profile.yaml (TOOL=nsys, ARGS="key=value …")
+	@$(BIN)/rankscope demo $(if $(TOOL),--tool $(TOOL)) $(ARGS)
 
 test: $(STAMP)  ## the test suite (ARGS="-k name …")
 	$(BIN)/python -m pytest $(ARGS)

@@ -69,6 +69,23 @@ def only(status: Status) -> Row:
     return row
 
 
+def test_what_was_given_up_and_then_found_is_there(tmp_path: Path) -> None:
+    """A report that came after its process had ended, moved in by whoever started the process."""
+    from rankscope import Store, Window
+
+    window = Window(id=3, role="actor", step=2, steps=(2,), scope="train", reason="step")
+    facts = {"tool": "nsys", "role": "actor", "rank": 0, "world_size": 1, "topology": {}, "host": "node1"}
+    ledger = Ledger(tmp_path, host="node1", run_id="r", pid=77)
+    Store(tmp_path, ledger=ledger, clock=time.time_ns, **facts).missing(window, "no report came")
+    [row] = read_status(tmp_path).rows
+    assert row.status == "failed"
+    launcher = Store(tmp_path, ledger=Ledger(tmp_path, host="node1", run_id="other"), clock=time.time_ns, **facts)
+    (tmp_path / "late").write_text("report")
+    launcher.on_behalf_of(77, "r").adopt(tmp_path / "late", window)
+    [row] = read_status(tmp_path).rows
+    assert (row.status, row.step, Path(row.path).read_text()) == ("published", 2, "report")
+
+
 def test_everything_came(tmp_path: Path) -> None:
     process = Process(tmp_path)
     process.plan(steps=[1, 3])

@@ -111,7 +111,7 @@ def profiler(torch_npu: Any, save_path: Path) -> Iterator[Callable[..., Any]]:
                 "global_tool_config": {tool: options or {}},
                 **common,
             },
-            role: {"profiler": {"enable": True}},
+            role: {"profiler": {"enable": True, "ranks": "all"}},
         }
         handle = DistProfiler(config, role=role, rank=rank, world_size=world_size)
         made.append(handle)

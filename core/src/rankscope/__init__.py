@@ -11,6 +11,7 @@ from rankscope.annotate import annotate
 if TYPE_CHECKING:
     from rankscope.artifacts.helper import NothingRecorded
     from rankscope.artifacts.store import Reservation, Store
+    from rankscope.checks import check_choices, check_token_window
     from rankscope.config import Config, OptionError, RoleConfig, load_config
     from rankscope.controller import ControllerError, ProfileController
     from rankscope.errors import BackendError, CommandError, ConfigError, FaultError, Problem, RankscopeError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOME = {
     "rankscope.artifacts.helper": ("NothingRecorded",),
     "rankscope.artifacts.store": ("Reservation", "Store"),
+    "rankscope.checks": ("check_choices", "check_token_window"),
     "rankscope.config": ("Config", "OptionError", "RoleConfig", "load_config"),
     "rankscope.controller": ("ControllerError", "ProfileController"),
     "rankscope.errors": ("BackendError", "CommandError", "ConfigError", "FaultError", "Problem", "RankscopeError"),
@@ -98,6 +100,8 @@ __all__ = [
     "Store",
     "Window",
     "annotate",
+    "check_choices",
+    "check_token_window",
     "gather_timing",
     "hookimpl",
     "hookspec",

@@ -99,7 +99,7 @@ class ProfileController:
         try:
             yield
         except BaseException:
-            self._close_quietly(n)
+            self.abort_step(n)
             raise
         self.end_step(n)
 
@@ -137,10 +137,10 @@ class ProfileController:
         else:
             self._guarded(self.close)
 
-    def _carry_out(self, closing: Closing | None, *, aborted: bool = False) -> None:
+    def _carry_out(self, closing: Closing | None) -> None:
         if closing is None:
             return
-        if closing.stop and aborted:
+        if closing.stop and closing.aborted:
             self._drive("abort_profile")
         if closing.stop:
             self._stop_all(last=closing.last)
@@ -154,9 +154,12 @@ class ProfileController:
         self._drive("stop_profile", last=last)
         self._drive("relocate_profile")
 
-    def _close_quietly(self, n: int) -> None:
-        """While a step's exception is on its way, nothing of ours may take its place."""
-        self._guarded(lambda: self._carry_out(self.gate.abort(n), aborted=True))
+    def abort_step(self, n: int) -> None:
+        """Instead of ``end_step(n)`` when the step raised: saves what is open.
+
+        Raises nothing, so that the step's own exception stays the one that is seen.
+        """
+        self._guarded(lambda: self._carry_out(self.gate.abort(n)))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

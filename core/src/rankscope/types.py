@@ -71,6 +71,25 @@ class Context:
     steps: tuple[int, ...] = ()
     continuous: bool = False
 
+    def about(self, window: Window) -> dict[str, Any]:
+        """What a file should say of where it comes from, as plain data."""
+        return {
+            **({"ended_early": window.ended} if window.ended else {}),
+            "tool": self.tool,
+            "role": window.role,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "topology": dict(self.topology),
+            "step": window.step,
+            "steps": list(window.steps),
+            "scope": window.scope,
+            "window": window.id,
+            "reason": window.reason,
+            "host": self.host,
+            "pid": self.pid,
+            "run_id": self.run_id,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Window:

@@ -1,4 +1,4 @@
-"""The nsys backend of rankscope."""
+"""The nsys backend of rankscope: windows become reports of NVIDIA Nsight Systems."""
 
 from __future__ import annotations
 

@@ -191,22 +191,8 @@ class TorchBackend:
             )
 
     def _describe(self, window: Window) -> dict[str, Any]:
-        context = self.context
         return {
-            **({"ended_early": window.ended} if window.ended else {}),
-            "tool": context.tool,
-            "role": window.role,
-            "rank": context.rank,
-            "world_size": context.world_size,
-            "topology": dict(context.topology),
-            "step": window.step,
-            "steps": list(window.steps),
-            "scope": window.scope,
-            "window": window.id,
-            "reason": window.reason,
-            "host": context.host,
-            "pid": context.pid,
-            "run_id": context.run_id,
+            **self.context.about(window),
             "contents": list(self._contents),
             "options": dataclasses.asdict(self.options),
             "versions": {

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import field
 from typing import Optional
 
-from rankscope import OptionError, ScheduleOptions
+from rankscope import OptionError, ScheduleOptions, check_choices, check_token_window
 
 CONTENTS: tuple[str, ...] = ("cpu", "cuda", "device", "memory", "shapes", "stack", "flops")
 """What can be recorded; ``cuda`` and ``device`` both mean the accelerator that torch reports."""
@@ -52,29 +52,15 @@ class TorchOptions:
     profile_token_end: Optional[int] = None  # noqa: UP045 - as above
 
     def __post_init__(self) -> None:
-        from rankscope.errors import did_you_mean
-
-        choices = (*CONTENTS, "all")
-        wrong = [
-            ("contents", f"has no choice {name!r}; choices: {', '.join(choices)}.{did_you_mean(name, choices)}")
-            for name in self.contents
-            if name not in choices
-        ]
-        if self.on_swap_tensors not in ON_SWAP:
-            hint = did_you_mean(self.on_swap_tensors, ON_SWAP)
-            wrong.append(("on_swap_tensors", f"must be drop or keep, got {self.on_swap_tensors!r}.{hint}"))
+        wrong = check_choices("contents", self.contents, (*CONTENTS, "all"))
+        wrong += check_choices("on_swap_tensors", (self.on_swap_tensors,), ON_SWAP)
         if not 1 <= self.compression <= 9:
             wrong.append(("compression", f"must be 1 to 9, got {self.compression}"))
         for name in ("max_events", "max_trace_mb", "max_host_mb"):
             limit = getattr(self, name)
             if limit is not None and limit <= 0:
                 wrong.append((name, f"must be greater than 0, or null for no limit; got {limit}"))
-        start, end = self.profile_token_start, self.profile_token_end
-        for name, value in (("profile_token_start", start), ("profile_token_end", end)):
-            if value is not None and value < 0:
-                wrong.append((name, f"must be 0 or more, got {value}"))
-        if start is not None and end is not None and end <= start:
-            wrong.append(("profile_token_end", f"must be greater than profile_token_start ({start}), got {end}"))
+        wrong += check_token_window(self.profile_token_start, self.profile_token_end)
         if wrong:
             raise OptionError(wrong)
 

@@ -20,6 +20,9 @@ from rankscope_torch.forked import guard_children
 _OURS = 1
 """Stands where torch puts True when a profiler starts: as true as that, yet another start or stop replaces it."""
 
+_COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Torch 2.13 imports its compiler for a profiler, which sets this to its default; the environment is the training's."""
+
 
 class SessionLost(Exception):  # noqa: N818 - a state of affairs that is told, not a programming error
     """The capture cannot be saved; the text says why."""
@@ -128,7 +131,10 @@ def warm_up(torch: Any) -> None:
     activities = torch.profiler.supported_activities()
     profile = torch.profiler._KinetoProfile(activities=activities)  # noqa: SLF001 - documented by torch
     guard_children()
+    compiler_cache = os.environ.get(_COMPILER_CACHE)
     profile.prepare_trace()
+    if compiler_cache is None:
+        os.environ.pop(_COMPILER_CACHE, None)
     profile.start_trace()
     torch.empty(0)
     profile.stop_trace()

@@ -1,17 +1,17 @@
 """The memory allocator of the device that torch computes on, as far as the installed torch lets one look into it.
 
-Nothing here knows a kind of device by name only: torch is asked which accelerator it has, and that one's module is asked
-for the functions. Interfaces: ``torch/cuda/memory.py``, ``torch/xpu/memory.py`` and ``torch/accelerator/memory.py`` of
-torch 2.4 to 2.14, ``torch_npu/npu/memory.py`` of torch_npu 2.13.
+Nothing here knows a kind of device by its name only: torch is asked which accelerator it has, and that one's module is
+asked for the functions. Interfaces: ``cuda/memory.py``, ``xpu/memory.py``, ``mtia/__init__.py`` and
+``accelerator/memory.py`` of torch 2.4 to 2.14, ``npu/memory.py`` of torch_npu 2.13.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rankscope.device import usable
 from rankscope_torch_memory.arguments import Probed
@@ -30,24 +30,22 @@ class Allocator:
     Args:
         name: kind of device, as in ``torch.device``.
         module: ``torch.cuda``, ``torch.npu``, …
-        snapshot: function that returns the state; None where only a file can be had.
         binding: module of C functions beside it, for what the public module does not offer.
+        shared: ``torch.accelerator.memory``, asked for what the device's own module does not offer.
     """
 
-    def __init__(
-        self, name: str, module: Any, binding: Any = None, *, snapshot: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, name: str, module: Any, binding: Any = None, shared: Any = None) -> None:
         self.name = name
         self._module = module
         self._binding = binding
-        memory = getattr(module, "memory", module)
-        record = getattr(memory, "_record_memory_history", None)
+        places = (getattr(module, "memory", None), module, shared)
+        record = _function(places, "_record_memory_history", "record_memory_history")
+        snapshot = _function(places, "_snapshot", "snapshot")
         self._record = None if record is None else Probed(record)
-        found = getattr(memory, "_snapshot", None) or snapshot
-        self._snapshot = None if found is None else Probed(found)
-        self._dump = getattr(memory, "_dump_snapshot", None)
-        self._set_label = getattr(memory, "_set_memory_metadata", None)
-        self._get_label = getattr(memory, "_get_memory_metadata", None)
+        self._snapshot = None if snapshot is None else Probed(snapshot)
+        self._dump = _function(places, "_dump_snapshot")
+        self._set_label = _function(places[:1], "_set_memory_metadata")
+        self._get_label = _function(places[:1], "_get_memory_metadata")
 
     @property
     def offers_snapshots(self) -> bool:
@@ -156,7 +154,7 @@ class Allocator:
     # Out of memory.
 
     def attach_oom(self, observer: Observer) -> bool:
-        """Have it called whenever an allocation fails for good. Only once the device is initialised, else torch crashes.
+        """Have it called whenever an allocation fails for good. Only once the device is in use, else torch crashes.
 
         Returns:
             False where this torch offers none. There is no way to detach it again.
@@ -208,7 +206,7 @@ def find(torch: Any) -> Allocator | None:
         if module is None or not usable(name):
             continue
         binding = _binding(module)
-        allocator = Allocator(name, module, binding, snapshot=getattr(shared, "_snapshot", None))
+        allocator = Allocator(name, module, binding, shared)
         if allocator.offers_snapshots:
             return allocator
     return None
@@ -226,6 +224,16 @@ def _kinds(torch: Any) -> Iterator[str]:
     yield from _WELL_KNOWN
 
 
+def _function(places: Iterable[Any], *names: str) -> Callable[..., Any] | None:
+    """The first function of one of these names, in the order of the places."""
+    for place in places:
+        for name in names:
+            found = getattr(place, name, None)
+            if callable(found):
+                return cast("Callable[..., Any]", found)
+    return None
+
+
 def _binding(module: Any) -> Any:
     """``torch._C`` for ``torch.cuda``, ``torch_npu._C`` for ``torch_npu.npu``."""
     package = str(getattr(module, "__name__", "")).partition(".")[0]
@@ -237,9 +245,7 @@ def _is_legacy(record: Probed) -> bool:
     return record.takes("trace_alloc_max_entries") and not record.takes("max_entries")
 
 
-def _asked(
-    record: Probed, mode: str, options: TorchMemoryOptions, *, clear: bool
-) -> list[tuple[str, str, Any]]:
+def _asked(record: Probed, mode: str, options: TorchMemoryOptions, *, clear: bool) -> list[tuple[str, str, Any]]:
     """What is asked of torch: option, argument, value. The option is empty where nobody asked for it."""
     default = TorchMemoryOptions()
 

@@ -7,7 +7,8 @@ only add keys. Sizes are bytes that were asked for, as the events count them; th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rankscope_torch_memory.reading import SnapshotError
@@ -27,7 +28,7 @@ class Live:
 
     Attributes:
         bytes: its size.
-        frames: the frames as the snapshot has them; None when it was made before the history began.
+        frames: the frames as the snapshot has them; None where none were recorded.
         stage: the text that the backend attached to it, or empty.
     """
 
@@ -101,17 +102,17 @@ class DeviceMemory:
 
     def _add(self, segment: Mapping[str, Any]) -> None:
         self.reserved += _int(segment, "total_size")
-        at = segment.get("address", 0)
+        at = _whole(segment.get("address"))
         for block in _mappings(segment.get("blocks"), "blocks"):
             size = _int(block, "size")
             if block.get("state") == _TAKEN:
-                address = block.get("address", at)
+                address = _whole(block.get("address", at))
                 asked = _int(block, "requested_size") if "requested_size" in block else size
                 self._blocks[address] = Live(asked, block.get("frames"), _stage(block))
             elif block.get("state") == "inactive":
                 self.unused += size
                 self.largest_unused = max(self.largest_unused, size)
-            at = at + size if isinstance(at, int) else 0
+            at += size
 
     def _changes(self, signs: Mapping[str, int]) -> list[int]:
         return [
@@ -146,18 +147,18 @@ class DeviceMemory:
         """What was allocated after so many events of the history."""
         live = self._before_history()
         for event in self._trace[:events]:
-            action = event.get("action")
+            action, address = event.get("action"), _whole(event.get("addr"))
             if action == "alloc":
-                live[event.get("addr")] = Live(_int(event, "size"), event.get("frames", ()), _stage(event))
+                live[address] = Live(_int(event, "size"), event.get("frames", ()), _stage(event))
             elif action == self._free:
-                live.pop(event.get("addr"), None)
+                live.pop(address, None)
         return list(live.values())
 
-    def _before_history(self) -> dict[Any, Live]:
-        born: set[Any] = set()
-        found: dict[Any, Live] = {}
+    def _before_history(self) -> dict[int, Live]:
+        born: set[int] = set()
+        found: dict[int, Live] = {}
         for event in self._trace:
-            action, address = event.get("action"), event.get("addr")
+            action, address = event.get("action"), _whole(event.get("addr"))
             if action == "alloc":
                 born.add(address)
             elif action == self._free:
@@ -199,18 +200,21 @@ def devices(snapshot: Mapping[str, Any]) -> list[DeviceMemory]:
     if sum(map(len, traces)) > _MOST:
         raise SnapshotError(f"it holds more than {_MOST} events")
     numbers = sorted({*segments, *(number for number, trace in enumerate(traces) if trace)})
-    try:
-        return [
-            DeviceMemory(number, segments.get(number, ()), traces[number] if 0 <= number < len(traces) else ())
-            for number in numbers
-        ]
-    except TypeError as error:  # a list where an address or a name should be
-        raise SnapshotError(f"it is no memory snapshot: {error}") from None
+    return [
+        DeviceMemory(number, segments.get(number, ()), traces[number] if 0 <= number < len(traces) else ())
+        for number in numbers
+    ]
 
 
 def by_stack(live: Iterable[Live]) -> list[Group]:
     """Allocations grouped by stack, the largest group first."""
-    return _grouped((frames_of(item.frames), item.bytes) for item in live)
+    # By identity first: a list of frames is looked at once, however often it is used.
+    same: dict[int, list[Any]] = {}
+    for item in live:
+        known = same.setdefault(id(item.frames), [item.frames, 0, 0])
+        known[1] += item.bytes
+        known[2] += 1
+    return _grouped((frames_of(frames), size, count) for frames, size, count in same.values())
 
 
 def by_stage(live: Iterable[Live]) -> list[tuple[str, int, int]]:
@@ -218,16 +222,16 @@ def by_stage(live: Iterable[Live]) -> list[tuple[str, int, int]]:
     live = list(live)
     if not any(item.stage for item in live):
         return []
-    groups = _grouped(((("", 0, item.stage),), item.bytes) for item in live)
+    groups = _grouped(((("", 0, item.stage),), item.bytes, 1) for item in live)
     return [(group.frames[0][2], group.bytes, group.blocks) for group in groups]
 
 
-def _grouped(items: Iterable[tuple[tuple[Frame, ...], int]]) -> list[Group]:
+def _grouped(items: Iterable[tuple[tuple[Frame, ...], int, int]]) -> list[Group]:
     sums: dict[tuple[Frame, ...], list[int]] = {}
-    for frames, size in items:
+    for frames, size, count in items:
         known = sums.setdefault(frames, [0, 0])
         known[0] += size
-        known[1] += 1
+        known[1] += count
     groups = [Group(size, count, frames) for frames, (size, count) in sums.items()]
     return sorted(groups, key=lambda group: (-group.bytes, group.frames))
 
@@ -260,11 +264,7 @@ def sampled(levels: Sequence[int], width: int) -> list[int]:
     """The highest level in each of ``width`` stretches of equal length; fewer where there are fewer levels."""
     count = min(width, len(levels))
     edges = [len(levels) * number // count for number in range(count + 1)]
-    return [max(levels[begin:end]) for begin, end in _pairs(edges)]
-
-
-def _pairs(edges: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return zip(edges, edges[1:])  # noqa: B905 - one shorter by design
+    return [max(levels[begin:end]) for begin, end in pairwise(edges)]
 
 
 def _levels(changes: Sequence[int], end: int) -> list[int]:

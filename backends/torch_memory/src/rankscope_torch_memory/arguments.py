@@ -41,7 +41,7 @@ class Probed:
         while True:
             try:
                 return self._function(**given), refused
-            except TypeError as error:
+            except TypeError as error:  # noqa: PERF203 - once for each argument, at most
                 found = _UNEXPECTED.search(str(error))
                 if found is None or found[1] not in given:
                     raise

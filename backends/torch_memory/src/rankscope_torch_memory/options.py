@@ -25,7 +25,7 @@ class TorchMemoryOptions:
     """Options of the torch_memory backend.
 
     Attributes:
-        trace_alloc_max_entries: how many events of the allocator the history holds for a device; older ones are dropped.
+        trace_alloc_max_entries: how many events the history of a device holds; older ones are dropped.
         context: which events get a stack: ``all``, ``alloc`` (not those that free), ``state`` (only what is allocated),
             or ``none``.
         stacks: ``python``, or ``all`` for C++ frames too, which can make a snapshot take minutes.

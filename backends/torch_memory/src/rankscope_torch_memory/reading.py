@@ -51,7 +51,7 @@ def load(path: Path) -> dict[str, Any]:
             raise
         except MemoryError:
             raise SnapshotError("it needs more memory than a snapshot of its size") from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A broken pickle can make nearly any exception: see the documentation of pickle.load.
             raise SnapshotError(f"it is no whole pickle: {type(error).__name__}: {error}") from None
     return checked(found)

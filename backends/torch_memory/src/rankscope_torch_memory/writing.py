@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ class _NotPlainError(Exception):
 class _Writer(pickle.Pickler):
     """A pickler that writes no name of anything: plain types never come to reducer_override."""
 
-    def reducer_override(self, obj: Any) -> NoReturn:  # noqa: PLR6301 - pickle looks for it on the object
+    def reducer_override(self, obj: Any) -> NoReturn:
         raise _NotPlainError(type(obj).__name__)
 
 
@@ -52,12 +53,15 @@ def _plain(value: Any, known: dict[int, Any]) -> Any:
         copy = {}
         known[id(value)] = (value, copy)  # the original is kept, so that its id stays its own
         copy.update({_key(key): _plain(item, known) for key, item in value.items()})
-    elif isinstance(value, (str, bytes, int, float)):
-        plain = next(kind for kind in (str, bytes, int, float) if isinstance(value, kind))
-        copy = plain(value)
+    elif isinstance(value, int):
+        copy = int(value)
+    elif isinstance(value, float):
+        copy = float(value)
+    elif isinstance(value, (str, bytes)):
+        copy = str(value)
     elif isinstance(value, tuple):
         copy = tuple(_plain(item, known) for item in value)
-    elif isinstance(value, (Sequence, Set)):
+    elif isinstance(value, (Sequence, AbstractSet)):
         copy = []
         known[id(value)] = (value, copy)
         copy.extend(_plain(item, known) for item in value)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.artifacts.ledger import Ledger
-from rankscope.artifacts.publish import checksum, publish
+from rankscope.artifacts.publish import checksum, discard, publish, size_of
 
 NICENESS = 10
 JOB = ".job"
@@ -50,8 +50,8 @@ def finish(job: Mapping[str, Any]) -> dict[str, Any]:
         module, _, name = job["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
         outcome.update(function(staged, temporary, final.name, job["arguments"]))
-        crc = checksum(temporary)
-        size = temporary.stat().st_size
+        crc = "" if temporary.is_dir() else checksum(temporary)
+        size = size_of(temporary)
         path = publish(temporary, final)
         outcome.update(status="published", path=str(path), bytes=size, checksum=crc)
     except NothingRecorded as nothing:
@@ -61,12 +61,10 @@ def finish(job: Mapping[str, Any]) -> dict[str, Any]:
         reason = f"{type(error).__name__}: {error}"
         outcome.update(status="failed", path=None, reason=f"{reason} (raw data kept in {staged})" if keep else reason)
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        discard(temporary)
     if not keep:
         for path in (staged, job_file(staged)):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            discard(path)
     outcome["seconds_background"] = round(time.monotonic() - began, 4)
     place = job["ledger"]
     ledger = Ledger(Path(place["save_path"]), host=place["host"], run_id=place["run_id"], pid=place["pid"])

@@ -60,7 +60,7 @@ def claim(directory: Path, make_name: Callable[[int], str]) -> Claim:
         if temporary is None:
             continue
         if os.path.lexists(final):  # published by somebody between the two looks
-            _remove(temporary)
+            discard(temporary)
             continue
         return Claim(final, temporary)
     raise FileExistsError(errno.EEXIST, "no free name was found", str(directory))
@@ -203,14 +203,18 @@ def _bring_over(source: Path, final: Path, *, remove: bool = True) -> Path:
             shutil.copystat(source, target.temporary)
         path = publish(target.temporary, target.final, sync=False)
     except BaseException:
-        _remove(target.temporary)
+        discard(target.temporary)
         raise
     if remove:
-        _remove(source)
+        discard(source)
     return path
 
 
 def _sync(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for below in path.rglob("*"):
+            if below.is_file() and not below.is_symlink():
+                _sync(below)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -218,7 +222,8 @@ def _sync(path: Path) -> None:
         os.close(file)
 
 
-def _remove(path: Path) -> None:
+def discard(path: Path) -> None:
+    """Remove a file or a directory with all that is in it; it may be gone already."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -80,7 +80,7 @@ def folders(save_path: Path) -> list[Path]:
 
 def _recover_folder(folder: Path, *, any_host: bool = False) -> Iterator[Recovered]:
     try:
-        names = sorted(path for path in folder.iterdir() if path.is_file())
+        names = sorted(folder.iterdir())
     except OSError as error:
         yield Recovered(folder, "failed", None, f"{type(error).__name__}: {error}")
         return

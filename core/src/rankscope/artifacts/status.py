@@ -32,10 +32,10 @@ RowStatus = Literal[
 ]
 """What became of a capture.
 
-``published``: the file is there. ``joined``: the file of another role of the same process holds it. ``aborted``: there
-is a file, of a step that raised. ``exporting``, ``recording``: not yet. ``not reached``: the run did not come so far
-(yet). ``failed``, ``empty``: the tool or the disk said no. ``died``: the process went away in the middle. ``missing``:
-the window was closed without a file, or never opened, and nobody said why.
+``published``: the file is there. ``joined``: the file of another role of the same process, or of a later window, holds
+it. ``aborted``: there is a file, of a step that raised. ``exporting``, ``recording``: not yet. ``not reached``: the run
+did not come so far (yet). ``failed``, ``empty``: the tool or the disk said no. ``died``: the process went away in the
+middle. ``missing``: the window was closed without a file, or never opened, and nobody said why.
 """
 
 FINE: frozenset[str] = frozenset({"published", "joined", "aborted"})
@@ -163,6 +163,9 @@ def _runs(records: list[Record]) -> list[set[str]]:
     return [ids for _, ids, _ in sorted(runs, key=lambda run: run[0][1])]
 
 
+_WINDOW = ("tool", "window")
+
+
 class _Process:
     """The records of one process of one run, and what they add up to."""
 
@@ -210,6 +213,10 @@ class _Process:
         latest: dict[str, Record] = {}
         for number, record in enumerate(self._of("artifact")):
             latest[str(record.get("reserved") or record.get("path") or number)] = record
+            if record.get("moved_from"):  # what was given up before was found after all
+                for key, given_up in list(latest.items()):
+                    if given_up.get("status") == "failed" and _key(given_up, *_WINDOW) == _key(record, *_WINDOW):
+                        del latest[key]
         return list(latest.values())
 
     def _window_rows(self, key: str) -> list[Row]:
@@ -239,6 +246,8 @@ class _Process:
             told = [str(text) for text in record.get("warnings") or ()]
             words = "; ".join(text for text in ("the step raised" if aborted else reason, early, *told) if text)
             return self._row(record, "aborted" if aborted else "published", words)
+        if status == "joined":
+            return self._row(record, "joined", reason)
         if status == "exporting" and self._gone(record):
             return self._row(record, "died", "the process went away before the export was done")
         if status == "exporting":

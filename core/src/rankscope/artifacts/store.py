@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -17,9 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import FOLDER, Ledger
-from rankscope.artifacts.names import MAX_LABEL, NameFields, clean_label, fit, format_name, time_text
+from rankscope.artifacts.names import (
+    MAX_LABEL,
+    NameFields,
+    clean_label,
+    fit,
+    format_name,
+    numbered,
+    time_text,
+)
 from rankscope.artifacts.places import beside, elsewhere, free_bytes, prepare, staging
-from rankscope.artifacts.publish import Claim, checksum, claim, move_in, publish, size_of
+from rankscope.artifacts.publish import Claim, checksum, claim, discard, move_in, publish, size_of
 from rankscope.host import born
 from rankscope.types import Artifact
 
@@ -88,8 +98,40 @@ class Store:
         self._told: set[str] = set()
         self._next = ("", 0)  # the latest millisecond and its next counter: spares a walk over taken names
 
+    def stage(self, window: Window, *, expected: int = 0) -> Path:
+        """A new directory on a local disk, for a tool that has to write before it knows what its file will hold.
+
+        Hand it to ``reserve`` when there is something to make a file of, else remove it.
+
+        Args:
+            window: what is captured.
+            expected: bytes, as far as anybody can know; 0 where nobody does.
+
+        Raises:
+            OSError: no place can be written. The ledger has it as failed.
+        """
+        name = format_name(self._fields(window, clean_label(window.scope)))
+        try:
+            folder = self._staging_folder(self.save_path, expected)
+            for attempt in itertools.count():
+                path = folder / f"{numbered(name, attempt)}.raw"
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir()
+                    return path
+        except OSError as error:
+            self._line(self._facts(window, window.scope), "failed", path=None, reason=_explained(error, self.save_path))
+            raise
+        raise AssertionError("unreachable: the count has no end")
+
     def reserve(
-        self, window: Window, *, suffix: str = "", part: str = "", scope: str | None = None, aborted: bool = False
+        self,
+        window: Window,
+        *,
+        suffix: str = "",
+        part: str = "",
+        scope: str | None = None,
+        aborted: bool = False,
+        staged: Path | None = None,
     ) -> Reservation:
         """Take a name for one file of a window.
 
@@ -99,6 +141,7 @@ class Store:
             part: ``mb3``, ``mb3-4`` or ``part2`` when the file holds a part of the window.
             scope: instead of the window's.
             aborted: the step raised; ``-aborted`` is appended to the scope.
+            staged: raw data that lies in a directory of ``stage`` already. It is removed when nothing comes of it.
 
         Raises:
             OSError: neither the save path nor the fallback directory can be written. The ledger has it as failed.
@@ -107,18 +150,7 @@ class Store:
         label = clean_label(window.scope if scope is None else scope)
         if aborted and not label.endswith(_ABORTED):
             label = clean_label(label, MAX_LABEL - len(_ABORTED)) + _ABORTED if label else _ABORTED[1:]
-        fields = NameFields(
-            role=window.role,
-            scope=label,
-            step=window.step,
-            rank=self.rank,
-            world_size=self.world_size,
-            topology=self.topology,
-            pid=os.getpid(),
-            time=time_text(self.clock()),
-            part=part,
-            suffix=suffix,
-        )
+        fields = dataclasses.replace(self._fields(window, label), part=part, suffix=suffix)
         first = self._next[1] if self._next[0] == fields.time else 0
 
         def name(attempt: int) -> str:
@@ -138,8 +170,40 @@ class Store:
             taken, fallen_back = self._where_possible(take)
         except OSError as error:
             self._line(self._facts(window, label), "failed", path=None, reason=_explained(error, self.save_path))
+            if staged is not None:
+                discard(staged)
             raise
-        return Reservation(self, window, label, taken, fallen_back)
+        return Reservation(self, window, label, taken, fallen_back, staged=staged)
+
+    def _fields(self, window: Window, scope: str) -> NameFields:
+        return NameFields(
+            role=window.role,
+            scope=scope,
+            step=window.step,
+            rank=self.rank,
+            world_size=self.world_size,
+            topology=self.topology,
+            pid=os.getpid(),
+            time=time_text(self.clock()),
+        )
+
+    def _staging_folder(self, save_path: Path, expected: int) -> Path:
+        """Where raw data goes: a local disk with enough room, or the one with the most."""
+        wanted = dict.fromkeys([staging(save_path, self.stage_dir), beside(save_path), elsewhere(save_path)])
+        needed = expected + expected // 10 + _SPARE
+        usable: list[Path] = []
+        for place in wanted:
+            with contextlib.suppress(OSError):
+                prepare(place)
+                usable.append(place)
+                if free_bytes(place) >= needed:
+                    return place
+        folder = max(usable or wanted, key=free_bytes)
+        if self.logger is not None:
+            self.logger.warning(
+                "hardly any room for raw data", folder=str(folder), free=free_bytes(folder), expected=expected
+            )
+        return folder
 
     def admit(self, window: Window) -> bool:
         """Whether one more file may be handed to the helper process now; to be asked before raw data is written.
@@ -155,10 +219,15 @@ class Store:
         self.missing(window, f"given up: {self.max_exports} files are still being exported (max_exports)")
         return False
 
-    def adopt(self, path: Path, window: Window) -> Artifact:
+    def adopt(self, path: Path, window: Window, **facts: Any) -> Artifact:
         """Move in a finished file or directory that the tool wrote elsewhere.
 
         Its name becomes ``[role_][scope_][step<S>_]rank<r>_<host>_<name>``.
+
+        Args:
+            path: where it lies.
+            window: what it covers.
+            **facts: for the ledger and the artifact.
 
         Raises:
             OSError: the file is missing, or no place can be written. The ledger has it as failed.
@@ -166,7 +235,7 @@ class Store:
         step = "" if window.step is None else f"step{window.step}"
         labels = [clean_label(window.role), clean_label(window.scope), step, f"rank{self.rank}", clean_label(self.host)]
         name = fit("_".join([*filter(None, labels), path.name]))
-        facts = self._facts(window, window.scope) | {"moved_from": str(path)}
+        facts = self._facts(window, window.scope) | facts | {"moved_from": str(path)}
         try:
             final, fallen_back = self._where_possible(lambda directory: move_in(path, directory, name))
             crc = "" if final.is_dir() else checksum(final)
@@ -177,6 +246,12 @@ class Store:
         if fallen_back:
             facts["fallback_from"] = str(self.save_path)
         return self._published(facts, final, size, crc, None)
+
+    def on_behalf_of(self, pid: int, run_id: str) -> Store:
+        """The same store, which writes to the ledger of another process of this host: for what that could not collect."""
+        other = copy.copy(self)
+        other.ledger = Ledger(self.ledger.save_path, host=self.ledger.host, run_id=run_id, pid=pid)
+        return other
 
     def keep(self, path: Path, window: Window, *, events: int | None = None, **facts: Any) -> Artifact:
         """Take note of a file or directory that the tool wrote, whole, at its place in the save path.
@@ -321,7 +396,9 @@ class Reservation:
         scope: the label in its name.
     """
 
-    def __init__(self, store: Store, window: Window, scope: str, taken: Claim, fallen_back: bool) -> None:
+    def __init__(
+        self, store: Store, window: Window, scope: str, taken: Claim, fallen_back: bool, *, staged: Path | None = None
+    ) -> None:
         self.final = taken.final
         self.window = window
         self.scope = scope
@@ -330,7 +407,7 @@ class Reservation:
         self._facts = store._facts(window, scope) | {"reserved": taken.final.name}  # noqa: SLF001
         if fallen_back:
             self._facts["fallback_from"] = str(store.save_path)
-        self._staged: Path | None = None
+        self._staged = staged
         self._settled = False
         self._handed_over = False
 
@@ -406,24 +483,7 @@ class Reservation:
         Args:
             expected: bytes, as far as anybody can know; 0 where nobody does.
         """
-        save_path = self.final.parent
-        wanted = dict.fromkeys([staging(save_path, self._store.stage_dir), beside(save_path), elsewhere(save_path)])
-        needed = expected + expected // 10 + _SPARE
-        usable: list[Path] = []
-        folder: Path | None = None
-        for place in wanted:
-            with contextlib.suppress(OSError):
-                prepare(place)
-                usable.append(place)
-                if free_bytes(place) >= needed:
-                    folder = place
-                    break
-        if folder is None:
-            folder = max(usable or wanted, key=free_bytes)
-            if self._store.logger is not None:
-                self._store.logger.warning(
-                    "hardly any room for raw data", folder=str(folder), free=free_bytes(folder), expected=expected
-                )
+        folder = self._store._staging_folder(self.final.parent, expected)  # noqa: SLF001
         self._staged = folder / f"{self.final.name}.raw"
         return self._staged
 
@@ -463,8 +523,7 @@ class Reservation:
             exports().submit(self._store, job)
         except OSError as error:
             # Without a job nobody can use the raw data, and on a full disk the ledger needs the room to say so.
-            with contextlib.suppress(OSError):
-                self.staged.unlink(missing_ok=True)
+            discard(self.staged)
             self.fail(_explained(error, self.final.parent))
             raise
         self._settled = True
@@ -488,13 +547,8 @@ class Reservation:
             return
         self._settled = True
         if self._staged is not None and not self._handed_over:  # half of it, which no job will ever make a file of
-            with contextlib.suppress(OSError):
-                self._staged.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            if self._temporary.is_dir():
-                shutil.rmtree(self._temporary)
-            else:
-                self._temporary.unlink(missing_ok=True)
+            discard(self._staged)
+        discard(self._temporary)
         self._store._line({**facts, **self._facts}, status, path=None, reason=reason)  # noqa: SLF001
 
 

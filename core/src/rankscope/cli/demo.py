@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rankscope.artifacts.status import Row
+    from rankscope.config import Config
 
 EXAMPLES = """\
 examples:
   rankscope demo
   rankscope demo --nproc 4 --steps 6 global_profiler.steps=2-3
+  rankscope demo --tool nsys
   rankscope demo global_profiler.global_tool_config.torch.discrete=true --dir /tmp/traces
 
 Needs a checkout of the source (for examples/ppo) and torch. Without --dir, and unless global_profiler.save_path is
@@ -43,6 +45,7 @@ _NOISE = b"USDT:"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the profiler config")
+    parser.add_argument("--tool", metavar="TOOL", help="short for global_profiler.tool=TOOL")
     parser.add_argument("--nproc", type=at_least_one, default=2, metavar="N", help="number of processes (default: 2)")
     parser.add_argument("--steps", type=at_least_one, metavar="N", help="number of PPO steps")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the traces go")
@@ -62,14 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
     _need_torch()
     config_file = (arguments.config or example / "profile.yaml").expanduser()
     try:
-        overrides = [*arguments.overrides, *_save_path(arguments, config_file)]
+        tool = [f"global_profiler.tool={arguments.tool}"] if arguments.tool else []
+        overrides = [*tool, *arguments.overrides, *_save_path(arguments, config_file)]
         config = load_config(config_file, overrides)
+        wrapped = _wrap(config, config_file, overrides)
     except ConfigError as error:
         raise CommandError(str(error)) from error
     roles = [role for role in config.roles() if role.enable]
     paths = [config.global_profiler.save_path, *(role.save_path for role in roles if role.save_path)]
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)),
+        *wrapped,
         *(str(example / "train.py"), "--config", str(config_file)),
         *(() if arguments.steps is None else ("--steps", str(arguments.steps))),
         *overrides,
@@ -100,6 +106,31 @@ def find_example(starts: Iterable[Path] | None = None) -> Path:
         f"{EXAMPLE / 'train.py'} was not found above the installed package or the current directory; "
         "the demo needs a checkout of the source: run it there"
     )
+
+
+def _wrap(config: Config, config_file: Path, overrides: Sequence[str]) -> list[str]:
+    """The words that start each process with what its tools need; none where they need nothing.
+
+    Raises:
+        ConfigError: a tool cannot work here; said now, and not once by each process.
+    """
+    from rankscope import registry
+    from rankscope.errors import ConfigError, Problem
+    from rankscope.launch import plan_launch
+
+    problems = [
+        Problem(role.tool_path, f"tool {tool!r} cannot work here: {answer.why}")
+        for role in config.roles()
+        for tool in role.tools
+        if role.enable and not (answer := registry.availability(registry.load(tool, role.tool_path))).available
+    ]
+    if problems:
+        raise ConfigError(problems)
+    plan = plan_launch(config)
+    if not plan.command_prefix and not plan.env:
+        return []
+    launch = [sys.executable, "-m", "rankscope", "launch", "--config", str(config_file), *overrides]
+    return ["--no-python", *launch, "--", sys.executable]
 
 
 class Captured:

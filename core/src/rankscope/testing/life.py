@@ -7,11 +7,12 @@ import dataclasses
 import os
 import select
 import sys
-import time
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
 
 from rankscope import Availability, ConfigError, annotate, registry
 from rankscope.errors import BackendError, error_text
@@ -20,7 +21,7 @@ from rankscope.testing.isolation import isolated_registry
 from rankscope.testing.rules import NotHere, RuleBroken
 
 if TYPE_CHECKING:
-    from rankscope import DistProfiler
+    from rankscope import Context, DistProfiler
 
 ROLES = ("actor", "critic", "ref")
 _READ_BY_CORE = ("Options", "owns", "thread_bound", "suffix", "available", "launch", "collect")
@@ -64,12 +65,22 @@ class Ended:
         return f"died of signal {-self.code}" if self.code < 0 else f"ended with exit status {self.code}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A backend, and what core gave to it."""
+
+    backend: Any
+    context: Context
+    options: Any
+
+
 class Life:
     """What a scenario works with.
 
     Args:
         facts: of the tool.
         folder: of this scenario alone.
+        places: the user's folders (home, temporary, working directory), made for this scenario.
         subject: an instance of the test class, for its ``exercise``; None where nothing has to be captured.
         factory: the backend class that the test class names; None takes the installed tool.
 
@@ -77,8 +88,17 @@ class Life:
         save_path: where the tool's artifacts belong.
     """
 
-    def __init__(self, facts: Facts, folder: Path, *, subject: Any = None, factory: Any = None) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        folder: Path,
+        *,
+        places: Mapping[str, Path] | None = None,
+        subject: Any = None,
+        factory: Any = None,
+    ) -> None:
         self.facts = facts
+        self.places = dict(places or {})
         self.tool = facts.tool
         self.folder = folder
         self.save_path = folder / "out"
@@ -90,6 +110,14 @@ class Life:
     def registry(self) -> contextlib.AbstractContextManager[object]:
         """Around the scenario: the tool is known to core, as installed or as given."""
         return contextlib.nullcontext() if self._given is None else isolated_registry({self.tool: self._given})
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds the factory; nothing is imported for it."""
+        if self._given is not None:
+            return str(self._given.__module__)
+        infos = registry.providers().get(self.tool, [])
+        return infos[0].value.partition(":")[0] if infos else ""
 
     @property
     def factory(self) -> Any:
@@ -131,14 +159,21 @@ class Life:
         raise NotHere(reason)
 
     @contextlib.contextmanager
-    def seen_made(self) -> Iterator[list[tuple[Any, Any, Any]]]:
-        """In the block each backend that core makes is noted: (backend, context, options)."""
+    def seen_made(self, watch: Callable[[], Callable[[], object]] | None = None) -> Iterator[list[Made]]:
+        """In the block each backend that core makes is noted.
+
+        Args:
+            watch: called right before one is made; what it returns is called right after.
+        """
         factory = self.factory
-        made: list[tuple[Any, Any, Any]] = []
+        made: list[Made] = []
 
         def make(context: Any, options: Any) -> Any:
+            after = watch() if watch is not None else None
             backend = factory(context, options)
-            made.append((backend, context, options))
+            if after is not None:
+                after()
+            made.append(Made(backend, context, options))
             return backend
 
         for name in _READ_BY_CORE:
@@ -334,17 +369,13 @@ class Life:
         status = os.waitpid(pid, 0)[1]
         return Ended(os.waitstatus_to_exitcode(status) if in_time else None)
 
-    def until(self, condition: Callable[[], object], what: str, mend: str) -> None:
-        """Wait for something.
-
-        Raises:
-            RuleBroken: it did not come about in time.
-        """
-        limit = time.monotonic() + self.facts.seconds / 3
-        while not condition():
-            if time.monotonic() > limit:
-                raise RuleBroken(what, mend)
-            time.sleep(0.005)
+    @contextlib.contextmanager
+    def nowhere(self) -> Iterator[Path]:
+        """In the block the temporary directory cannot be written either; yields a save path that cannot."""
+        blocked = self.folder / "a_file"
+        blocked.write_text("no directory can be made below this", encoding="utf-8")
+        with mock.patch.object(tempfile, "tempdir", str(blocked / "tmp")):
+            yield blocked / "out"
 
 
 def described(window: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ class Record:
     Attributes:
         calls: ``rec start 1 train``, ``rec enter step1``, ``rec exit update ValueError``, …: tool, hook, facts.
         threads: start and stop with the name of the thread that ran them.
-        spans: each that a backend was asked to show.
+        spans: each that a backend was asked to show, without its object and arguments, which no backend may keep.
         windows: each that was started.
         finished: tool and artifacts of each ``finish``.
     """
@@ -119,7 +119,7 @@ class RecordingBackend:
     @hookimpl
     def annotate(self, span: Span) -> Any:
         """Note it, and show the span as a row."""
-        record.spans.append(span)
+        record.spans.append(_bare(span))
         self.note("annotate", span.stage)
         return self.row(span)
 
@@ -175,6 +175,11 @@ class RecordingRow:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.backend.note("exit", self.stage, *([kind.__name__] if kind else []))
         return self.backend.options.swallow
+
+
+def _bare(span: Span) -> Span:
+    parent = None if span.parent is None else _bare(span.parent)
+    return dataclasses.replace(span, instance=None, args=(), kwargs={}, parent=parent)
 
 
 def finish_file(staged: Path, temporary: Path, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,28 +109,15 @@ class Writes:
             self.paths[os.path.realpath(os.fsdecode(path))] = None
 
 
-@contextlib.contextmanager
-def own_places(folder: Path) -> Iterator[dict[str, Path]]:
-    """In the block home, temporary and working directory are empty folders of this scenario."""
+def settle(folder: Path) -> dict[str, Path]:
+    """From now on home, temporary and working directory of this process are empty folders of this scenario."""
     places = {name: folder / name for name in ("home", "tmp", "cwd")}
     for place in places.values():
         place.mkdir(parents=True, exist_ok=True)
-    changed = {"HOME": str(places["home"]), "TMPDIR": str(places["tmp"])}
-    before = {name: os.environ.get(name) for name in changed}
-    directory = os.getcwd()
-    os.environ.update(changed)
+    os.environ.update(HOME=str(places["home"]), TMPDIR=str(places["tmp"]))
     os.chdir(places["cwd"])
-    tempfile.tempdir = None
-    try:
-        yield places
-    finally:
-        os.chdir(directory)
-        tempfile.tempdir = None
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    tempfile.tempdir = None  # looked up anew
+    return places
 
 
 def tree(folder: Path) -> set[str]:

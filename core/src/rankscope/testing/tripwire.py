@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from rankscope.testing.fakes import FakeWorld
 
@@ -31,6 +32,7 @@ _COLLECTIVES = (
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
@@ -50,20 +52,12 @@ def lonely_rank(rank: int = 0, size: int = 2) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         variables = FakeWorld(size).environment(rank, master_port=master.getsockname()[1])
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        with mock.patch.dict(os.environ, variables):
             yield calls
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-            poller = select.poll()
-            poller.register(master, select.POLLIN)
-            if poller.poll(0):
-                calls.append("a connection to MASTER_ADDR:MASTER_PORT")
+        poller = select.poll()
+        poller.register(master, select.POLLIN)
+        if poller.poll(0):
+            calls.append("a connection to MASTER_ADDR:MASTER_PORT")
 
 
 @contextlib.contextmanager
@@ -95,9 +89,14 @@ def torch_group(calls: list[str], rank: int = 0, size: int = 2) -> Iterator[bool
 
         return collective
 
+    def create(_store: Any, at: int, of: int, _timeout: Any) -> Any:
+        if dist.is_initialized():
+            calls.append("torch.distributed: new_group")
+        return Tripwire(at, of)
+
     for name in _COLLECTIVES:
         setattr(Tripwire, name, refuse(name))
-    dist.Backend.register_backend(_NAME, lambda _store, at, of, _timeout: Tripwire(at, of), devices=["cpu"])
+    dist.Backend.register_backend(_NAME, create, devices=["cpu"])
     dist.init_process_group(_NAME, store=dist.HashStore(), rank=rank, world_size=size)
     try:
         yield True

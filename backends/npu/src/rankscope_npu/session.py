@@ -1,0 +1,162 @@
+"""One capture of torch_npu's profiler, for one folder.
+
+There is one such profiler a process, and nothing that it does wrong raises: what it prints and what it leaves is looked
+at instead. Source: torch_npu 2.13.0, ``torch_npu/profiler/profiler.py`` and ``_profiler_action_controller.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope_npu import folders
+from rankscope_npu.said import Said, listening
+from rankscope_npu.vendor import HandlerPlace, Offer
+
+_MOST_METADATA = 4096
+"""Characters that torch_npu takes as the value of one metadata key."""
+
+
+class CaptureLost(Exception):  # noqa: N818 - a state of affairs that is told, not a programming error
+    """The capture did not begin or cannot be saved; the text says why."""
+
+
+class Capture:
+    """One session of torch_npu's profiler. A new one for each folder: a used profiler is not started again.
+
+    Args:
+        offer: makes the profiler.
+        place: where handlers write to.
+        folder: directory into which it writes; created.
+        schedule_actions: ``torch_npu.profiler.ProfilerAction``.
+
+    Attributes:
+        said: all that torch_npu complained of so far.
+        thread, thread_name: who started it.
+    """
+
+    def __init__(self, offer: Offer, place: HandlerPlace, folder: Path, schedule_actions: Any) -> None:
+        self.folder = folder
+        self.said = Said()
+        self.thread = 0
+        self.thread_name = ""
+        self._offer = offer
+        self._place = place
+        self._actions = schedule_actions
+        self._profile: Any = None
+        self._warm = False
+
+    def prepare(self) -> None:
+        """Let the device warm up; nothing is kept yet.
+
+        Raises:
+            CaptureLost: as of ``start``.
+        """
+        self._warm = True
+        actions = self._actions
+        # A plain function: torch_npu writes the attributes of a schedule into its profiler_info.json.
+        self._begin(lambda number: actions.RECORD if number else actions.WARMUP)
+
+    def start(self) -> None:
+        """Record from now on.
+
+        Raises:
+            CaptureLost: torch_npu did not begin, with what it said.
+        """
+        if self._profile is None:
+            self._begin(None)
+            return
+        self._warm = False
+        self._call(self._profile.step)
+        if self.said.errors:
+            self._abandon()
+            raise CaptureLost(f"torch_npu did not begin to record: {self.said.words}")
+
+    def stop(self, metadata: Mapping[str, Any]) -> None:
+        """End it.
+
+        Args:
+            metadata: goes into torch_npu's own metadata, which stays with its folder wherever that is copied.
+
+        Raises:
+            CaptureLost: it is not ours to end any more, or torch_npu cannot end it.
+        """
+        profile, self._profile = self._profile, None
+        try:
+            self._must_be_ours()
+            text = json.dumps(metadata, default=str)
+            if len(text) <= _MOST_METADATA:
+                with contextlib.suppress(AttributeError):
+                    self._call(lambda: profile.add_metadata_json("rankscope", text))
+            self._call(profile.stop)
+            if self._still_runs():
+                self._profile = profile
+                self._abandon()
+                raise CaptureLost(f"torch_npu could not end the capture: {self.said.words or 'it does not say why'}")
+        finally:
+            self._place.put_back()
+
+    def drop(self) -> None:
+        """Give up a capture that only warmed up."""
+        if self._profile is not None and self._warm:
+            profile, self._profile = self._profile, None
+            self._call(profile.stop)
+            self._place.put_back()
+
+    def _begin(self, schedule: Callable[[int], Any] | None) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._place.remember(self.folder)
+        self.thread, self.thread_name = threading.get_ident(), threading.current_thread().name
+        try:
+            with listening() as said:
+                self._profile = self._offer.profile(self.folder, schedule)
+                if schedule is not None:
+                    self._profile.record_steps = False  # its steps are mini-batches, whose rows would say ProfilerStep
+                self._profile.start()
+        except Exception as error:
+            self._place.put_back()
+            raise CaptureLost(f"torch_npu made no profiler: {error}") from error
+        self._add(said)
+        if said.errors or folders.inside(self.folder) is None:
+            self._abandon()
+            raise CaptureLost(f"torch_npu did not start: {self.said.words or 'it made no folder'}")
+
+    def _must_be_ours(self) -> None:
+        latest, running = self._place.latest, self._place.running
+        if latest is None or self._is_ours(latest):
+            return
+        if running is None:
+            raise CaptureLost("another torch_npu profiler was started and stopped inside this window, which ended ours")
+        raise CaptureLost("another torch_npu profiler was started inside this window and still runs; it is left alone")
+
+    def _still_runs(self) -> bool:
+        running = self._place.running
+        return running is not None and self._is_ours(running)
+
+    def _is_ours(self, path: Path) -> bool:
+        return path.parent == Path(os.path.realpath(self.folder))
+
+    def _abandon(self) -> None:
+        """After a failure half-way: end what runs, by the inner steps where the outer one fails, so that others can."""
+        profile, self._profile = self._profile, None
+        if profile is not None and self._still_runs():
+            self._call(profile.stop, quiet=True)
+        if profile is not None and self._still_runs():
+            with contextlib.suppress(Exception):
+                self._call(profile.prof_if.finalize_trace, quiet=True)
+        self._place.put_back()
+
+    def _call(self, function: Callable[[], Any], *, quiet: bool = False) -> None:
+        with listening() as said:
+            function()
+        if not quiet:
+            self._add(said)
+
+    def _add(self, said: Said) -> None:
+        self.said.errors += said.errors
+        self.said.warnings += said.warnings
