@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with the metadata of the recording tools, on sys.path; afterwards nothing is open any more."""
     import recording
 
-    from rankscope import FaultError, shutdown, windows
-    from rankscope.artifacts.exports import exports
+    from rankscope.testing import close_everything
 
     directory = recording.install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(directory))
     recording.clear()
     yield directory
-    for handle in list(shutdown._handles.values()):
-        with suppress(FaultError):
-            handle.close()
-    exports().end()
-    assert windows.opened() == ()
+    close_everything()
     recording.clear()
 
 

@@ -62,6 +62,92 @@ def stub_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubLog:
     return StubLog(path)
 
 
+class Folder:
+    """An artifact of the npu tool: a directory with torch_npu's folder in it."""
+
+    def __init__(self, path: Path) -> None:
+        from rankscope.artifacts.names import parse_name
+
+        self.path = path
+        self.name = parse_name(path.name)
+        self.about: dict[str, Any] = json.loads((path / "rankscope.json").read_text(encoding="utf-8"))
+        found = list(path.glob("*_ascend_pt"))
+        assert len(found) == 1, list(path.iterdir())
+        self.vendor = found[0]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What torch_npu says of its capture."""
+        found = list(self.vendor.glob("profiler_info*.json"))
+        assert len(found) == 1, found
+        return json.loads(found[0].read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Arguments of ``profile``, as torch_npu has them."""
+        return self.info["config"]["common_config"]  # type: ignore[no-any-return]
+
+    @property
+    def experimental(self) -> dict[str, Any]:
+        """Arguments of ``_ExperimentalConfig``, as torch_npu has them, without their underscores."""
+        found = self.info["config"]["experimental_config"]
+        return {name.removeprefix("_"): value for name, value in found.items()}
+
+    def operators(self) -> list[str]:
+        """Names of what was recorded on the CPU, by torch_npu's own analysis."""
+        from rankscope_npu.analysis import analyse
+
+        outcome = analyse(self.vendor, exports=("text",), timeout=120)
+        assert outcome.done, outcome
+        events = json.loads((self.vendor / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text(encoding="utf-8"))
+        rows = [event for event in events if event["ph"] == "X"]
+        return [event["name"] for event in sorted(rows, key=lambda event: float(event["ts"]))]
+
+
+class Results:
+    """What lies in a save path."""
+
+    def __init__(self, save_path: Path) -> None:
+        self.save_path = save_path
+
+    def folders(self) -> list[Folder]:
+        """All finished captures, by step and time; nothing else may lie there."""
+        paths = [path for path in self.save_path.iterdir() if path.name != ".rankscope"]
+        assert all(path.name.endswith(".ascend") and path.is_dir() for path in paths), paths
+        return sorted(map(Folder, paths), key=lambda found: (found.name.step or 0, found.name.time, found.path.name))
+
+    def folder(self) -> Folder:
+        """The only one."""
+        found = self.folders()
+        assert len(found) == 1, found
+        return found[0]
+
+    def left_over(self) -> list[str]:
+        """Files of ours that are not whole, or whose work was not done."""
+        places = (self.save_path / ".rankscope" / name for name in ("partial", "staged"))
+        return sorted(path.name for place in places if place.is_dir() for path in place.iterdir())
+
+    def ledger(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
+        """Ledger records of a kind that hold these facts."""
+        from rankscope.artifacts.ledger import read_ledgers
+
+        return [
+            record
+            for record in read_ledgers(self.save_path)
+            if record["kind"] == kind and all(record.get(key) == value for key, value in facts.items())
+        ]
+
+    def reasons(self, status: str = "failed") -> list[str]:
+        """Why there is nothing, for each window that left nothing."""
+        return [record["reason"] for record in self.ledger("artifact", status=status)]
+
+
+@pytest.fixture
+def results(save_path: Path) -> Results:
+    """What lies in the save path of the test."""
+    return Results(save_path)
+
+
 @pytest.fixture(scope="session")
 def torch_npu() -> Any:
     """The real torch_npu; what it warns of while it is imported and set up is no concern of ours."""

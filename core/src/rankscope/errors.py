@@ -74,6 +74,9 @@ class FaultError(RankscopeError):
         if self.faults:
             self.__cause__ = self.faults[0].error
 
+    def __reduce__(self) -> tuple[type[FaultError], tuple[tuple[Fault, ...]]]:
+        return (type(self), (self.faults,))
+
 
 def error_text(error: BaseException) -> str:
     """``ValueError: the message``, also where the exception's own text cannot be had."""

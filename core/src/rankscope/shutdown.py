@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def finish(handle: DistProfiler, *, patient: bool = True) -> None:
         return
     handle.relocate_files(last=True)
     deadline = time.monotonic() + handle.config.global_profiler.finish_hook_wait
-    if not _command_due(handle) and not any(tool.captured and tool.has("finish") for tool in handle.tools):
+    if not command_due(handle) and not any(tool.captured and tool.has("finish") for tool in handle.tools):
         return
     if patient and not exports().drain(max(0.0, deadline - time.monotonic())) and _finish_later(handle):
         return
@@ -112,14 +113,21 @@ def _finish_later(handle: DistProfiler) -> bool:
 def _finish_now(handle: DistProfiler, deadline: float) -> None:
     with _finishing:
         handle.finish_backends()
-        command = _command_due(handle)
-        if not command or not claim_once(handle.save_path):
-            return
-        running = _run(handle, command)
-    running.wait(max(0.0, deadline - time.monotonic()))
+        running = run_command(handle)
+    if running is not None:
+        running.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _run(handle: DistProfiler, command: Any) -> FinishCommand:
+def run_command(handle: DistProfiler, others: Sequence[Artifact] = ()) -> FinishCommand | None:
+    """Run a handle's finish command in the background; None where it has none, or where it has run.
+
+    Args:
+        handle: gives the command and what it is told.
+        others: files of other processes that this one speaks for.
+    """
+    command = command_due(handle)
+    if not command or not claim_once(handle.save_path):
+        return None
     running = FinishCommand(
         command,
         save_path=handle.save_path,
@@ -131,7 +139,7 @@ def _run(handle: DistProfiler, command: Any) -> FinishCommand:
         world_size=handle.world_size,
         host=host_name(),
         run_id=run_id(),
-        artifacts=_artifacts(handle.save_path),
+        artifacts=[*_artifacts(handle.save_path), *others],
         timeout=handle.config.global_profiler.finish_hook_timeout,
         ledger=handle.ledger,
     )
@@ -148,7 +156,7 @@ def _artifacts(save_path: Path) -> list[Artifact]:
     return closed + [artifact for handle in handles for artifact in handle.artifacts]
 
 
-def _command_due(handle: DistProfiler) -> Any:
+def command_due(handle: DistProfiler) -> Any:
     """The finish command, if this rank is to run it: it captured something, or was asked for by name."""
     command = handle.section.finish_hook_cmd
     if not command:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,7 +188,7 @@ def stretches(path: Path) -> None:
                 worker.log_prob(batch())
                 worker.update(batch())
 
-    class Slow(Worker):
+    class Halved(Worker):
         @annotate("actor_update")
         def update(self, x: torch.Tensor) -> None:
             self.forward(x)
@@ -198,15 +199,17 @@ def stretches(path: Path) -> None:
         def middle(self) -> None:
             self.profiler.stop()
 
-    with Slow(config(path / "stopped", **mix)) as worker:
+    with Halved(config(path / "stopped", **mix)) as worker:
         worker.profiler.start(step=1)
         worker.update(batch())
 
-    class Late(Slow):
+    class Late(Halved):
         def middle(self) -> None:
-            pass
+            over = time.monotonic() + 1.0
+            while time.monotonic() < over:
+                time.sleep(0.01)
 
-    with Late(config(path / "early", max_seconds=0.000001, **mix)) as worker, window(worker):
+    with Late(config(path / "early", max_seconds=1.0, **mix)) as worker, window(worker):
         worker.update(batch())
 
     class Coroutine(Worker):
@@ -408,6 +411,7 @@ def traces(path: Path) -> None:
             def look(self: Worker) -> None:
                 inside["replaced"] = sum(_signature()[name] != before[name] for name in before)
                 inside["hooked"] = list(vars(self.actor_module[0])) != forward
+                self.forward(batch())
 
             look(worker)
             facts |= inside
@@ -420,7 +424,7 @@ def traces(path: Path) -> None:
         with torch.no_grad():
             for parameter in twin.parameters():
                 parameter.zero_()
-        facts["twin"] = float(twin(batch()).abs().sum())
+        facts["twin"] = float(twin(batch()).abs().sum().detach())
 
     with Worker(config(path / "numbers", level="mix")) as worker:
         facts["same_numbers"] = _train(worker, 4, profiled=True) == expected
@@ -466,7 +470,7 @@ def foreign(path: Path) -> None:
 
 
 def stuck(path: Path) -> None:
-    """An msprobe that keeps the dump path of its birth, whatever it is told."""
+    """An msprobe that keeps the folder of its first dump, whatever it is told."""
     from msprobe.pytorch.dump.pytorch_service import PytorchService
 
     made: list[str] = []

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number, row in enumerate(_analyse(todo, asked, arguments.processes, arguments.timeout), 1):
         rows.append(row)
         took = f" in {row.seconds:g} s" if row.seconds is not None else ""
-        print(f"{number} of {len(todo)}: {row.status}{took}: {row.path}", file=sys.stderr, flush=True)
+        print(f"{number} of {len(todo)}: {row.status}{took}: {row.path}", file=sys.stderr, flush=True)  # noqa: T201
     rows.sort(key=lambda row: row.path)
     _show(rows, directory, as_json=arguments.json)
     return 0 if _complete(rows) else 1
@@ -144,7 +144,7 @@ def _must_have_torch_npu() -> None:
 def _show(rows: list[Row], directory: Path, *, as_json: bool) -> None:
     if as_json:
         shown = [{field: getattr(row, field) for field in FIELDS} for row in rows]
-        print(json.dumps({"complete": _complete(rows), "rows": shown}, indent=2))
+        print(json.dumps({"complete": _complete(rows), "rows": shown}, indent=2))  # noqa: T201
         return
     cells = [
         (
@@ -160,9 +160,10 @@ def _show(rows: list[Row], directory: Path, *, as_json: bool) -> None:
         for row in rows
     ]
     headers = ("role", "rank", "step", "scope", "status", "wrote", "folder", "reason")
-    print(render_table(headers, cells, right=("rank", "step")))
+    print(render_table(headers, cells, right=("rank", "step")))  # noqa: T201
     counts = Counter(row.status for row in rows)
-    print(f"\n{len(rows)} captures: " + ", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    print(f"\n{len(rows)} captures: {summary}")  # noqa: T201
 
 
 def _shown(folder: Path, directory: Path) -> str:

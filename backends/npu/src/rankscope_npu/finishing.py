@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope import NothingRecorded
 from rankscope_npu import folders
 from rankscope_npu.analysis import analyse
 
@@ -34,6 +35,7 @@ def finish(staged: Path, temporary: Path, name: str, arguments: Mapping[str, Any
 
     Raises:
         CaptureIncomplete: torch_npu's folder is missing or unusable.
+        NothingRecorded: it is whole, and nothing is in it.
     """
     about = dict(arguments["about"])
     folder, warnings = checked(staged, device=arguments["device"], said=arguments["said"])
@@ -57,7 +59,7 @@ def checked(staged: Path, *, device: bool, said: str) -> tuple[Path, list[str]]:
     """Torch_npu's folder, and what is missing in it: it reports no failure, so the folder itself is looked at.
 
     Raises:
-        CaptureIncomplete: as of ``finish``.
+        CaptureIncomplete, NothingRecorded: as of ``finish``.
     """
     folder = folders.inside(staged)
     because = f"; torch_npu said: {said}" if said else ""
@@ -67,7 +69,8 @@ def checked(staged: Path, *, device: bool, said: str) -> tuple[Path, list[str]]:
     if holds.info is None:
         raise CaptureIncomplete(f"torch_npu did not end the capture: there is no profiler_info.json{because}")
     if not holds.framework and not holds.device:
-        raise CaptureIncomplete(f"torch_npu recorded nothing: neither FRAMEWORK nor PROF_* holds anything{because}")
+        reason = f"torch_npu recorded nothing: neither FRAMEWORK nor PROF_* holds anything{because}"
+        raise CaptureIncomplete(reason) if said else NothingRecorded(reason)
     warnings = []
     if device and not holds.device:
         warnings.append("nothing of the device was recorded: torch_npu's folder has no PROF_* folder")

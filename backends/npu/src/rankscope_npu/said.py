@@ -38,7 +38,7 @@ class Said:
         """Take in printed text."""
         parts = _LINE.split(text)
         for level, words in zip(parts[1::2], parts[2::2], strict=True):
-            message = words.strip(_CURSOR)
+            message = words.rstrip(_CURSOR)
             if level == "ERROR":
                 self.errors.append(message)
             elif level == "WARNING" and not message.startswith(_EXPECTED):

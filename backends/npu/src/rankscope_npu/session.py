@@ -105,6 +105,8 @@ class Capture:
         """Give up a capture that only warmed up."""
         if self._profile is not None and self._warm:
             profile, self._profile = self._profile, None
+            # A stop in the warm-up would leave torch_npu so that the next capture holds no operators.
+            self._call(profile.step)
             self._call(profile.stop)
             self._place.put_back()
 

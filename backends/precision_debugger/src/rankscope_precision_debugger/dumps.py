@@ -43,6 +43,14 @@ class Place:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
+    def set_aside(self) -> Path:
+        """It is not whole: give it a name that nobody takes for a dump. Where it lies then."""
+        aside = self.folder.with_name(f"{self.folder.name}-incomplete")
+        with contextlib.suppress(OSError):
+            self.folder.rename(aside)
+            return aside
+        return self.folder
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:

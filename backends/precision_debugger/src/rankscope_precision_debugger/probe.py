@@ -2,13 +2,15 @@
 
 Written against mindstudio-probe 26.2.0, ``msprobe/pytorch/dump/debugger/precision_debugger.py`` and
 ``msprobe/core/dump/service.py``. Its ``PrecisionDebugger`` is a singleton that keeps the dump path of its first
-construction in a copy of its config; what is changed there is read back, and looked for on disk after the start.
+construction in a copy of its config; what is changed there is read back, and looked for on disk after each start. Where
+that does not help, a new debugger is made for each stage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -38,6 +40,7 @@ class Probe:
         self._talk: Talk | None = None
         self._class: Any = None
         self._unusable = ""
+        self._hears: bool | None = None
         self._debugger: Any = None
         self._settings: Settings | None = None
         self._patches: Patches | None = None
@@ -77,7 +80,6 @@ class Probe:
                 self._unusable = str(error)  # trying again would take as long
                 raise
             self._talk = Talk(logger)
-            self._talk.take_over()
 
     @staticmethod
     def _import() -> Any:
@@ -114,12 +116,9 @@ class Probe:
         with self._lock, self._talk.errors() as told:
             self._models = model if isinstance(model, list) else [model] if model is not None else []
             try:
+                if self._hears is None:
+                    self._hears = self._try(settings, place, model, rank)
                 self._begin(settings, place, model, rank)
-                if not self._took_effect(settings, place):
-                    # A debugger that cannot be told where to write is thrown away: a new one is told at its birth.
-                    self._end()
-                    self._make(settings, place)
-                    self._begin(settings, place, model, rank)
                 if not self._took_effect(settings, place):
                     where = getattr(getattr(self._debugger, "service", None), "dump_iter_dir", None)
                     raise ProbeError(f"msprobe was told to write to {place.folder} and writes to {where}")
@@ -161,11 +160,37 @@ class Probe:
             self._class._instance = None  # noqa: SLF001
         self._debugger = None
 
+    def _try(self, settings: Settings, place: Place, model: Any, rank: int) -> bool:
+        """Whether a debugger that was made for one folder writes to another when it is told to.
+
+        Found out once and in a folder aside, since one that does not hear would write over the dump before.
+        """
+        aside = place.root.parent.parent / ".rankscope" / f"msprobe-rank{rank}-{os.getpid()}"
+        first, second = (
+            Place(aside / name, place.step, aside / name / f"step{place.step}" / f"rank{rank}", 1) for name in "ab"
+        )
+        try:
+            self._make(settings, first)
+            self._start(settings, first, model, rank)
+            self._end()
+            if not self._redirect(second):
+                return False
+            self._bring_back()
+            self._start(settings, second, model, rank)
+            heard = self._took_effect(settings, second)
+            self._end()
+            return heard
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
     def _begin(self, settings: Settings, place: Place, model: Any, rank: int) -> None:
-        if self._debugger is None or settings != self._settings or not self._redirect(place):
+        if self._debugger is None or settings != self._settings or not self._hears or not self._redirect(place):
             self._make(settings, place)
-        elif self._patches is not None:
-            self._patches.bring_back()
+        else:
+            self._bring_back()
+        self._start(settings, place, model, rank)
+
+    def _start(self, settings: Settings, place: Place, model: Any, rank: int) -> None:
         self._undisturbed.enter_context(undisturbed())
         self._class.set_init_step(place.step)
         self._class.start(model=model, rank_id=rank)
@@ -192,6 +217,10 @@ class Probe:
         if errors:
             raise errors[0]
 
+    def _bring_back(self) -> None:
+        if self._patches is not None:
+            self._patches.bring_back()
+
     def _put_away(self, service: Any) -> None:
         if self._patches is not None:
             self._patches.put_away(getattr(service, "api_register", None))
@@ -202,6 +231,8 @@ class Probe:
             raise ProbeError("the training script uses msprobe's PrecisionDebugger itself; it is left alone")
         if self._patches is None:
             self._patches = Patches()
+        if self._talk is not None:
+            self._talk.take_over()
         self._put_away(getattr(self._debugger, "service", None))
         self._debugger = self._settings = self._class._instance = None  # noqa: SLF001
         try:

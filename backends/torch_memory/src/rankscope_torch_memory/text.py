@@ -13,10 +13,7 @@ _OF_TORCH = ("-packages/torch/", "-packages/torch_npu/", "/rankscope/annotate.py
 """Where code lives that nobody looks for; our own wrapper of a stage stands in between."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_PLAIN_OF_TORCH = ("-packages/torch/", "-packages/torch_npu/", "/rankscope/annotate.py")
-"""Where code lives that nobody looks for; our own wrapper of a stage stands in between."""
-
-_BARS = "_.-~=+*#"
+_PLAIN_BARS = "_.-~=+*#"
 
 
 def stack_lines(groups: Sequence[Group], total: int, *, top: int, frames: int) -> Iterator[str]:

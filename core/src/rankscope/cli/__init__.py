@@ -15,9 +15,10 @@ COMMANDS = {
     "status": "compare what was expected in a directory with what came",
     "recover": "finish what a killed process left unfinished in a directory",
     "launch": "start a command with what the tools of its role need before a process starts",
+    "new-backend": "write a new tool: a complete distribution that works at once",
     "demo": "run the small PPO example with profiling on",
 }
-"""Each command, which is also the name of its module here, and what it is for."""
+"""Each command, which is also the name of its module here (with _ for -), and what it is for."""
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -67,7 +68,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_command(words: list[str]) -> int:
-    commands = "\n".join(f"  {name:<9} {purpose}" for name, purpose in (COMMANDS | _of_tools()).items())
+    commands = "\n".join(f"  {name:<11} {purpose}" for name, purpose in (COMMANDS | _of_tools()).items())
     parser = argparse.ArgumentParser(
         prog="rankscope",
         usage="rankscope [--help | --version] COMMAND ...",
@@ -98,7 +99,7 @@ def _module(command: str) -> ModuleType:
     if command in COMMANDS:
         from importlib import import_module
 
-        return import_module(f"{__name__}.{command}")
+        return import_module(f"{__name__}.{command.replace('-', '_')}")
     from rankscope import registry
 
     found = registry.load_command(command)

@@ -26,7 +26,9 @@ _LINES = 25
 
 
 class BackendConformance:
-    """One test for each rule of the contract between rankscope and a backend. Subclass it in a test of your tool::
+    """One test for each rule of the contract between rankscope and a backend.
+
+    Subclass it in a test of your tool::
 
         from rankscope.testing import BackendConformance
 
@@ -92,7 +94,8 @@ class BackendConformance:
             checked = Checked(kind, tmp_path_factory.mktemp("rules"), _asked(request))
             node.stash[_CHECKED] = checked
             node.addfinalizer(checked.close)
-        return node.stash[_CHECKED]
+        found: Checked = node.stash[_CHECKED]
+        return found
 
     def test_no_rule_is_weakened(self) -> None:
         """No test of the kit was deleted or overridden, unless it is marked xfail with a reason."""
@@ -222,12 +225,20 @@ class Checked:
         kind: the test class.
         folder: each rule gets a folder of its own in it.
         ahead: rules that are going to be asked for, in that order.
+        lanes: servers to share with others, light and not; whoever shares them closes them.
     """
 
-    def __init__(self, kind: type[BackendConformance], folder: Path, ahead: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: type[BackendConformance],
+        folder: Path,
+        ahead: Sequence[str] = (),
+        lanes: dict[bool, Lane] | None = None,
+    ) -> None:
         self._kind = kind
         self._folder = folder
-        self._lanes: dict[bool, Lane] = {}
+        self._lanes: dict[bool, Lane] = {} if lanes is None else lanes
+        self._shared = lanes is not None
         self._submitted: set[str] = set()
         for name in ahead:
             self._submit(RULES[name])
@@ -246,12 +257,15 @@ class Checked:
         """How a rule came out."""
         rule = RULES[name]
         self._submit(rule)
-        return self._lanes[rule.light].result(name)
+        return self._lanes[rule.light].result(self._id(rule))
 
     def close(self) -> None:
         """End what is still running."""
-        for lane in self._lanes.values():
+        for lane in () if self._shared else self._lanes.values():
             lane.close()
+
+    def _id(self, rule: Rule) -> str:
+        return f"{self._kind.__qualname__}.{rule.name}"
 
     def _submit(self, rule: Rule) -> None:
         if rule.name in self._submitted:
@@ -269,7 +283,7 @@ class Checked:
         )
         self._lane(rule.light).submit(
             {
-                "id": rule.name,
+                "id": self._id(rule),
                 "rule": rule.name,
                 "folder": str(folder),
                 "facts": dataclasses.asdict(facts),
@@ -302,7 +316,7 @@ class Checked:
         return {"module": self._module(), "qualname": self._kind.__qualname__}
 
     def _module(self) -> dict[str, str]:
-        return {"name": self._kind.__module__, "path": os.path.abspath(inspect.getfile(self._kind))}
+        return {"name": self._kind.__module__, "path": str(Path(inspect.getfile(self._kind)).absolute())}
 
     def _problem(self, rule: Rule, result: Result) -> str:
         seen, mend = result.seen, result.mend

@@ -30,6 +30,7 @@ class FakeClock:
         self.now = now
 
     def __call__(self) -> int:
+        """What it shows."""
         return self.now
 
     def advance(self, seconds: float) -> None:

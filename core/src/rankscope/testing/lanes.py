@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from rankscope.testing.server import main; main(sys.argv[1])"
 _OURS = ("RANKSCOPE_", "VERL_")
@@ -63,11 +64,13 @@ class Lane:
         self._results: dict[str, dict[str, Any]] = {}
         self._answers = b""
         self._asked: dict[str, dict[str, Any]] = {}
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith((*_OURS, *_LAUNCHERS))
-        } | {"RANKSCOPE_LOG_FORMAT": "json", "PYTHONDONTWRITEBYTECODE": "1", **(variables or {})}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith((*_OURS, *_LAUNCHERS))} | {
+            "RANKSCOPE_LOG_FORMAT": "json",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **(variables or {}),
+        }
         setup = {"preload": list(preload), "load": [dict(one) for one in load], "width": width}
-        path = [os.path.abspath(entry) for entry in sys.path]
+        path = [str(Path(entry).absolute()) for entry in sys.path]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(setup), *path],
@@ -78,6 +81,7 @@ class Lane:
                 cwd=folder,
                 start_new_session=True,  # a Ctrl-C is for the test run, which then ends this one
             )
+        self._jobs, self._answering = _pipe(self._process.stdin), _pipe(self._process.stdout)
         self._until = time.monotonic() + _TO_LOAD
 
     def submit(self, job: Mapping[str, Any]) -> None:
@@ -88,10 +92,9 @@ class Lane:
         """
         self._asked[job["id"]] = dict(job)
         self._until += float(job["facts"]["seconds"]) + 5.0
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
+            self._jobs.write(json.dumps(job).encode() + b"\n")
+            self._jobs.flush()
         except OSError as error:
             raise self._dead() from error
 
@@ -109,9 +112,9 @@ class Lane:
 
     def close(self) -> None:
         """End the server, and with it whatever it still plays."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        with contextlib.suppress(OSError):  # it has died already
+            self._jobs.close()
+        self._answering.close()
         try:
             self._process.wait(10.0)
         except subprocess.TimeoutExpired:
@@ -119,12 +122,11 @@ class Lane:
             self._process.wait()
 
     def _take(self) -> None:
-        assert self._process.stdout is not None
         poller = select.poll()
-        poller.register(self._process.stdout, select.POLLIN)
+        poller.register(self._answering, select.POLLIN)
         if not poller.poll(max(0.0, self._until - time.monotonic()) * 1000):
             raise self._dead()
-        block = os.read(self._process.stdout.fileno(), 1 << 16)
+        block = os.read(self._answering.fileno(), 1 << 16)
         if not block:
             raise self._dead()
         *lines, self._answers = (self._answers + block).split(b"\n")
@@ -135,3 +137,9 @@ class Lane:
     def _dead(self) -> RuntimeError:
         log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
         return RuntimeError(f"the process that plays the scenarios has ended or hangs:\n{log}")
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise RuntimeError("the process has no pipe")
+    return pipe

@@ -9,6 +9,7 @@ import select
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -125,14 +126,16 @@ class Life:
         try:
             return registry.load(self.tool)
         except ConfigError as error:
-            raise RuleBroken(str(error), "install the tool in this environment, or set `factory` in the test class")
+            raise RuleBroken(
+                str(error), "install the tool in this environment, or set `factory` in the test class"
+            ) from error
 
     def availability(self) -> Availability:
         """What the tool says of itself; a tool that says nothing works everywhere."""
         ask = getattr(self.factory, "available", None)
         try:
             answer = Availability(True) if ask is None else ask()
-        except Exception as error:  # noqa: BLE001 - the tool's code
+        except Exception as error:
             raise RuleBroken(
                 f"available() raised {error_text(error)}", "return Availability(False, reason, hint) instead"
             ) from error
@@ -386,4 +389,6 @@ def described(window: Mapping[str, Any]) -> str:
 def _fork() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where there are threads
+        return os.fork()

@@ -130,11 +130,8 @@ class Server:
             time.sleep(_TO_SAY)
         os.close(playing.descriptor)
         _kill(playing.pid)  # also what it left running
-        _, st, ru = os.wait4(playing.pid, 0)
-        print(playing.job["rule"], round(ru.ru_utime,2), round(ru.ru_stime,2), round(time.monotonic()-playing.until+60,2), file=open("/tmp/kit/new.txt","a"))
-        code = os.waitstatus_to_exitcode(st)
-        if not in_time:
-            os.waitpid(playing.pid, 0)
+        status = os.waitpid(playing.pid, 0)[1]
+        code = os.waitstatus_to_exitcode(status) if in_time else None
         result = {"id": playing.job["id"], "code": code, **_result_of(Path(playing.job["folder"]))}
         os.write(self._results, json.dumps(result).encode() + b"\n")
 

@@ -30,7 +30,7 @@ class Surroundings:
     def now(cls) -> Surroundings:
         """As they are."""
         handlers = {known.name: signal.getsignal(known) for known in signal.Signals}
-        return cls(dict(os.environ), os.getcwd(), handlers, _masks())
+        return cls(dict(os.environ), str(Path.cwd()), handlers, _masks())
 
     def require_same(self, moment: str) -> None:
         """They are now as they were then.

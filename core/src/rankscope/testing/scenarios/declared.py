@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-import os
 import re
 import sys
 import threading
@@ -20,7 +20,7 @@ from rankscope.errors import BackendError, error_text
 from rankscope.hookspecs import PROJECT, BackendSpecs
 from rankscope.testing.absence import OnlyThese, packages
 from rankscope.testing.life import Life
-from rankscope.testing.rules import NotHere, RuleBroken, rule
+from rankscope.testing.rules import RuleBroken, rule
 from rankscope.testing.surroundings import Surroundings
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -58,7 +58,7 @@ def registers(life: Life) -> None:
         if isinstance(inspect.getattr_static(type(backend), name), property):
             try:
                 getattr(backend, name)
-            except Exception as error:  # noqa: BLE001 - the tool's code
+            except Exception as error:
                 raise RuleBroken(
                     f"the property {name!r} raised {error_text(error)}",
                     "make it a method: older versions of pluggy evaluate every property when they register an object",
@@ -143,7 +143,7 @@ def options(life: Life) -> None:
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise RuleBroken(f"Options is {kind!r}", "make it a frozen dataclass, also when it has no fields")
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise RuleBroken(f"{kind.__name__} can be changed", "use @dataclass(frozen=True): roles share what core checked")
+        raise RuleBroken(f"{kind.__name__} can be changed", "use @dataclass(frozen=True): roles share it")
     fields = [field for field in dataclasses.fields(kind) if field.init]
     bare = [
         field.name
@@ -162,7 +162,9 @@ def options(life: Life) -> None:
     for values in ({}, life.facts.options):
         problems = _problems(kind, values)
         if problems:
-            raise RuleBroken(f"{dict(values)} is refused: {_list(problems)}", "mend the defaults, or the test's options")
+            raise RuleBroken(
+                f"{dict(values)} is refused: {_list(problems)}", "mend the defaults, or `options` of the test"
+            )
     key = "no_such_option_at_all"
     if not any(f"{life.tool}.{key}" in problem for problem in _problems(kind, {key: 1}, life.tool)):
         raise RuleBroken(f"the unknown key {key!r} is accepted", "declare every option as a field")
@@ -175,7 +177,7 @@ def _problems(kind: type, values: Mapping[str, Any], path: str = "options") -> l
     own = {key: value for key, value in values.items() if key not in {"discrete", "max_seconds"}}
     try:
         return [str(problem) for problem in build_options(kind, own, path)[1]]
-    except Exception as error:  # noqa: BLE001 - the tool's __post_init__
+    except Exception as error:
         raise RuleBroken(
             f"{dict(values)} made {kind.__name__} raise {error_text(error)}",
             "raise rankscope.OptionError([(field, message)]), or ValueError; check values before they are used",
@@ -186,7 +188,7 @@ def _problems(kind: type, values: Mapping[str, Any], path: str = "options") -> l
 def declarations(life: Life) -> None:
     """What core reads from the class has the type it expects, and launch() and collect() keep their hands still."""
     factory = life.factory
-    owns = getattr(factory, "owns", frozenset())
+    owns: Any = getattr(factory, "owns", frozenset())
     if callable(owns):
         owns = owns(build_options(factory.Options, {}, life.tool)[0])
     if isinstance(owns, str) or not all(isinstance(name, str) for name in _iterated(owns)):
@@ -211,8 +213,9 @@ def declarations(life: Life) -> None:
     before.require_same("after launch()")
     if not isinstance(launch, Launch):
         raise RuleBroken(f"launch() returned {launch!r}", "return a rankscope.Launch")
-    texts = [*launch.env, *launch.env.values(), *launch.command_prefix]
-    if not all(isinstance(text, str) for text in texts) or isinstance(launch.command_prefix, str):
+    prefix: Any = launch.command_prefix
+    texts = [*launch.env, *launch.env.values(), *prefix]
+    if not all(isinstance(text, str) for text in texts) or isinstance(prefix, str):
         raise RuleBroken(f"launch() returned {launch}", "variables and words of the command are texts")
 
 
@@ -225,7 +228,7 @@ def _iterated(value: Any) -> Iterator[Any]:
 
 @rule(light=True)
 def available(life: Life) -> None:
-    """available() answers clearly, imports nothing heavy, and never raises, also where its libraries are missing."""
+    """A tool says clearly whether it works here, imports nothing heavy for that, and never raises, come what may."""
     own = {life.module.partition(".")[0], *life.facts.light_imports}
     _without_libraries(life, own)
     before = set(sys.modules)
@@ -300,10 +303,8 @@ def _held() -> set[str]:
     """What this process holds: files, threads, children, devices."""
     held = {f"the thread {thread.name!r}" for thread in threading.enumerate()}
     for entry in Path("/proc/self/fd").iterdir():
-        try:
-            held.add(f"the open file {os.readlink(entry)}")
-        except OSError:  # the one that lists them
-            continue
+        with contextlib.suppress(OSError):  # the one that lists them
+            held.add(f"the open file {entry.readlink()}")
     for task in Path("/proc/self/task").iterdir():
         held.update(f"the process {child}" for child in (task / "children").read_text().split())
     torch = sys.modules.get("torch")

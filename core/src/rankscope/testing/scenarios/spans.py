@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rankscope import annotate
@@ -103,7 +104,7 @@ def nesting(life: Life) -> None:
     handle = life.handle()
 
     @annotate("rows")
-    def rows() -> Iterator[int]:
+    def rows() -> Generator[int, None, None]:
         for number in range(3):
             life.exercise()
             yield number
@@ -121,9 +122,8 @@ def nesting(life: Life) -> None:
     for one in reversed(deep):
         one.__exit__(None, None, None)
     list(zip(rows(), rows(), strict=True))
-    left_open = rows()
-    next(left_open)
-    left_open.close()
+    with contextlib.closing(rows()) as given_up:
+        next(given_up)
     one, two = annotate("one"), annotate("two")
     one.__enter__()
     two.__enter__()
@@ -181,7 +181,7 @@ def labels(life: Life) -> None:
         life.sound(handle, f"the stage {text[:40]!r}")
 
     @annotate("arguments", scheduled=True, color="no colour", domain="a/domain", category="a category")
-    def stage(*args: Any, **kwargs: Any) -> None:
+    def stage(*_: Any, **__: Any) -> None:
         life.exercise()
 
     stage(_Sulking(), None, [_Sulking()], key=_Sulking())
@@ -197,15 +197,20 @@ def threads(life: Life) -> None:
     """Spans may run on any thread; a window may be stopped from another one, also when its own thread has ended."""
     handle = life.handle()
     life.start(handle, 1)
-    together = threading.Barrier(3)
+    turns = _Turns(life.facts.seconds / 3)
 
-    def work() -> None:
-        together.wait()
-        for number in range(5):
+    def work(number: int) -> Callable[[], None]:
+        def body() -> None:
+            turns.wait(number)
             with annotate("on_a_thread"), annotate(f"mini_batch{number}"):
+                turns.next()
                 life.exercise()
+                turns.wait(3 + number)  # whoever came first goes first: threads do not nest
+            turns.next()
 
-    _run(life, [work, work, work])
+        return body
+
+    _run(life, [work(number) for number in range(3)])
     life.sound(handle, "spans on other threads")
     life.stop(handle, 1)
 
@@ -230,6 +235,30 @@ def threads(life: Life) -> None:
     life.step(handle, 4)
     life.end(handle)
     life.told()
+
+
+class _Turns:
+    """Lets threads do things one after the other.
+
+    Args:
+        seconds: most that one waits for its turn.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._now = 0
+        self._changed = threading.Condition()
+
+    def wait(self, turn: int) -> None:
+        """Until it is this turn; or for too long, where another thread hangs."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._now >= turn, self._seconds)
+
+    def next(self) -> None:
+        """The turn is over."""
+        with self._changed:
+            self._now += 1
+            self._changed.notify_all()
 
 
 def _begin(handle: DistProfiler, life: Life) -> None:
@@ -274,7 +303,7 @@ def async_(life: Life) -> None:
                 life.exercise()
 
     @annotate("async_rows")
-    async def rows() -> AsyncIterator[int]:
+    async def rows() -> AsyncGenerator[int, None]:
         for number in range(3):
             await asyncio.sleep(0)
             yield number
@@ -284,7 +313,7 @@ def async_(life: Life) -> None:
         async for number in found:
             if number >= most:
                 break
-        await found.aclose()  # type: ignore[attr-defined]
+        await found.aclose()
 
     async def main() -> None:
         waiting = asyncio.ensure_future(coroutine(1_000_000))
@@ -328,7 +357,7 @@ def _stage_with_a_batch(life: Life) -> dict[str, weakref.ref[Any]]:
         @annotate("actor_update", scheduled=True)
         def update(self, batch: _Batch, *, more: _Batch) -> None:
             life.exercise()
-            error = Unwell("kept", batch)
+            error = Unwell("kept", batch, more)
             kept["an exception"] = weakref.ref(error)
             with annotate("inner"):
                 raise error
