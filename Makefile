@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger
+EXAMPLES := $(patsubst %/pyproject.toml,%,$(wildcard examples/backends/*/pyproject.toml))
 STAMP := $(VENV)/.stamp
 DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x22\1\x22/p' pyproject.toml)
 SRC := $(addsuffix /src,$(MEMBERS))
@@ -13,10 +14,10 @@ SRC := $(addsuffix /src,$(MEMBERS))
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  */\1\t/p' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
+$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS) $(EXAMPLES))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(addprefix -e ./,$(MEMBERS)) $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(addprefix -e ./,$(MEMBERS) $(EXAMPLES)) $(DEV)
 	@touch $@
 
 venv: $(STAMP)  ## set up .venv
