@@ -66,6 +66,8 @@ Attributes that core reads from the entry point's object (all optional but ``Opt
 ``suffix``        file name ending of its artifacts, shown by ``rankscope plan``.
 ``available()``   static or class method -> Availability. No: a config error before training on ranks that want it. Yes
                   with a reason: it works, and the reason says once what will be missing.
+``advice(options)``  static or class method -> texts: what a user should know of these options before a run; shown by
+                  ``rankscope plan`` and ``rankscope doctor``.
 ``launch(options, context)``  static or class method -> Launch: what the process needs before it starts. Called where
                   processes are started, by ``rankscope launch`` for one.
 ``collect(options, context)``  static or class method, called there when the process has ended: for files that it could

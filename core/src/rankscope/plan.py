@@ -134,7 +134,7 @@ def _about_role(role: RoleConfig, world_size: int) -> Iterator[str]:
 
 def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: list[str]) -> list[_Tool]:
     """What the plan needs to know of a role's tools; one that cannot be loaded is planned with the bare config."""
-    from rankscope.registry import availability
+    from rankscope.registry import advice, availability
 
     if registry_module is None:
         from rankscope import registry as registry_module
@@ -146,7 +146,9 @@ def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: lis
             if answer.why:
                 works = "" if answer.available else " cannot work"
                 warnings.append(f"{role.tool_path}: tool {name!r}{works} on this machine: {answer.why}")
-            discrete = tool_options(factory, role, name)[1].discrete
+            options, common = tool_options(factory, role, name)
+            discrete = common.discrete
+            warnings.extend(f"{role.options_path(name)}: {text}" for text in advice(factory, options))
             suffix = str(getattr(factory, "suffix", ""))
         except ConfigError as error:
             warnings.extend(str(problem) for problem in error.problems)

@@ -203,3 +203,12 @@ def owned(factory: Any, options: Any) -> frozenset[str]:
     """Names of what the tool needs for itself in a process, with these options."""
     owns = getattr(factory, "owns", ())
     return frozenset(owns(options) if callable(owns) else owns)
+
+
+def advice(factory: Any, options: Any) -> list[str]:
+    """What a user should know of these options before a run, in words of the tool; its errors are no advice."""
+    ask = getattr(factory, "advice", None)
+    try:
+        return [str(text) for text in ask(options)] if ask is not None else []
+    except Exception as error:  # noqa: BLE001  # somebody else's code
+        return [f"advice() failed: {type(error).__name__}: {error}"]

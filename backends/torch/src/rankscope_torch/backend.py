@@ -44,6 +44,14 @@ class TorchBackend:
         return Availability(True)
 
     @staticmethod
+    def advice(options: TorchOptions) -> list[str]:
+        """What is known to surprise users of these options."""
+        found = []
+        if options.on_swap_tensors == "drop" and (options.wants("shapes") or options.wants("stack")):
+            found.append("shapes and stack are dropped where tensors are swapped (FSDP2, offload); see on_swap_tensors")
+        return found
+
+    @staticmethod
     def launch(options: TorchOptions, context: Context) -> Launch:
         """Keep CUPTI free for torch where the device is recorded."""
         if not options.wants_device:

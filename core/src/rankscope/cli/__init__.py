@@ -15,6 +15,7 @@ COMMANDS = {
     "status": "compare what was expected in a directory with what came",
     "recover": "finish what a killed process left unfinished in a directory",
     "launch": "start a command with what the tools of its role need before a process starts",
+    "doctor": "look for what could keep traces from coming",
     "new-backend": "write a new tool: a complete distribution that works at once",
     "demo": "run the small PPO example with profiling on",
 }
