@@ -77,9 +77,10 @@ def test_a_hook_that_has_learned_more_arguments_does_not_break_it(monkeypatch: p
     for hook in HOOKS:
         names = [*_arguments(hook), "news"]
         namespace: dict[str, object] = {}
-        exec(f"class Spec:
-    def {hook}(self, {', '.join(names)}): pass", namespace)
-        setattr(More, hook, hookspec(getattr(namespace["Spec"], hook)))
+        exec(f"class Spec: {hook} = lambda self, {', '.join(names)}: None", namespace)
+        spec = getattr(namespace["Spec"], hook)
+        spec.__qualname__ = f"Spec.{hook}"
+        setattr(More, hook, hookspec(spec))
     monkeypatch.setattr("rankscope.dispatch.BackendSpecs", More)
     backend = rankscope_first.FirstBackend(Context(), rankscope_first.FirstOptions())
     bound = bind([("first", backend)])["first"]
