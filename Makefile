@@ -6,10 +6,11 @@ MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu 
 EXAMPLES := $(patsubst %/pyproject.toml,%,$(wildcard examples/backends/*/pyproject.toml))
 STAMP := $(VENV)/.stamp
 DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x22\1\x22/p' pyproject.toml)
+SITE := $(shell sed -n '/^site = \[/,/^\]/s/^  "\(.*\)",$$/\x22\1\x22/p' pyproject.toml)
 SRC := $(addsuffix /src,$(MEMBERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench docs clean
+.PHONY: help venv demo test lint bench docs site dist clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  */\1\t/p' $(MAKEFILE_LIST)
@@ -28,11 +29,33 @@ demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profil
 test: $(STAMP)  ## the test suite (ARGS="-k name …")
 	$(BIN)/python -m pytest $(ARGS)
 
+# torch_npu has wheels up to Python 3.11, and beside it 'import torch' needs CANN: so an environment of its own.
+NPU_VENV ?= .venv-npu
+NPU_MEMBERS := core backends/torch backends/torch_memory backends/npu
+NPU_STAMP := $(NPU_VENV)/.stamp
+
+$(NPU_STAMP): constraints.txt $(addsuffix /pyproject.toml,$(NPU_MEMBERS))
+	@test -x $(NPU_VENV)/bin/python || $(PYTHON) -m venv $(NPU_VENV)
+	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  torch torch-npu==2.13.0 numpy pyyaml 'pytest>=8.2' 'pytest-timeout>=2.3' $(addprefix -e ./,$(NPU_MEMBERS))
+	@touch $@
+
+.PHONY: test-npu run-test-npu
+test-npu:  ## the real torch_npu on a CPU, over stand-ins for CANN (ARGS="-k name …")
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+	  $(MAKE) --no-print-directory run-test-npu; \
+	else echo "test-npu: skipped, for torch_npu has no wheels for $$($(PYTHON) --version), only up to 3.11"; fi
+
+run-test-npu: $(NPU_STAMP)
+	@stand_ins=$$($(NPU_VENV)/bin/python tests/npu/cann_stub.py $(NPU_VENV)/cann-stub) && eval "$$stand_ins" && \
+	  TEST_NPU_REQUIRED=1 $(NPU_VENV)/bin/python -m pytest tests/npu $(ARGS)
+
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SRC)
 	$(BIN)/lint-imports
+	$(BIN)/python release/members.py --check
 
 bench: $(STAMP)  ## side-by-side measurements, printed as ratios
 	$(BIN)/python bench/run.py $(ARGS)
@@ -40,5 +63,13 @@ bench: $(STAMP)  ## side-by-side measurements, printed as ratios
 docs: $(STAMP)  ## regenerate the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
+site: $(STAMP)  ## the guide as a site, in site/; anything odd in it is an error
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+dist: $(STAMP)  ## wheels and source archives of all distributions, in dist/
+	@for member in $(MEMBERS); do $(BIN)/python -m build --no-isolation --outdir dist $$member || exit 1; done
+	@ls dist
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NPU_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -45,8 +45,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All wheels, built from copies: nothing is left in the checkout."""
     parent = tmp_path_factory.mktemp("wheels")
     _sources(parent)
-    folders = [str(parent / member) for member in MEMBERS]
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(parent / "dist"), *folders)
+    for member in MEMBERS:
+        build = ("-m", "build", "--no-isolation", "--outdir", str(parent / "dist"))
+        run(sys.executable, *build, str(parent / member))
     return parent / "dist"
 
 
@@ -108,7 +109,30 @@ def test_the_wheels_are_complete(wheels: Path) -> None:
             names = archive.namelist()
             metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
         assert any(name.endswith("/py.typed") for name in names), distribution
+        assert any(name.endswith("licenses/LICENSE") for name in names), distribution
+        archives = list(wheels.glob(f"{distribution.replace('-', '_')}-[0-9]*.tar.gz"))
+        assert len(archives) == 1, distribution
         sources = {path.name for path in (wheels.parent / folder / "src").rglob("*.py")}
         assert sources <= {Path(name).name for name in names}, distribution
         assert "License-Expression: Apache-2.0" in metadata
         assert "Typing :: Typed" in metadata
+
+
+def test_all_of_them_and_an_outsider_s_together(wheels: Path, clean: Path, tmp_path: Path) -> None:
+    from rankscope.cli import main
+
+    assert main(["new-backend", "outside", "--dir", str(tmp_path)]) == 0
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", str(tmp_path / "rankscope-outside"))
+    outsider = wheel(tmp_path / "rankscope-outside" / "dist", "rankscope-outside")
+    ours = [str(wheel(wheels, package)) for package in registry.FIRST_PARTY.values()]
+    pip(clean, "install", "--no-deps", *ours, str(outsider))
+    try:
+        rankscope = str(clean / "bin/rankscope")
+        rows = json.loads(run(rankscope, "plugins", "--json").stdout)
+        assert {row["name"] for row in rows} == {*registry.FIRST_PARTY, "outside"}
+        assert {row["version"] for row in rows} == {"0.1.0"}
+        assert "outside: self-test: " in run(rankscope, "doctor").stdout
+        for command in registry.FIRST_PARTY_COMMANDS:
+            assert "example" in run(rankscope, command, "--help").stdout
+    finally:
+        pip(clean, "uninstall", "--yes", "rankscope-outside", *registry.FIRST_PARTY.values())
