@@ -22,7 +22,11 @@ import rankscope
 from rankscope import environment, hookspecs, registry
 from rankscope.artifacts.status import FINE
 from rankscope.config import schema
+from rankscope_npu.options import NpuOptions
+from rankscope_nsys.options import NsysOptions
+from rankscope_precision_debugger.options import PrecisionDebuggerOptions
 from rankscope_torch.options import TorchOptions
+from rankscope_torch_memory.options import TorchMemoryOptions
 
 DOCS = Path(__file__).resolve().parent
 PARTS = re.compile(r"(<!-- generated:begin (\S+) -->\n)(.*?)(<!-- generated:end -->)", re.DOTALL)
@@ -39,6 +43,9 @@ TYPES = {
     "bool | None": "true or false",
     "tuple[str, ...]": "name or list of names",
     "tuple[str, ...] | None": "name or list of names",
+    "Optional[tuple[str, ...]]": "name or list of names",
+    "dict": "mapping",
+    "dict[str, Any]": "mapping",
     "tuple[int, ...]": "[steps](#steps)",
     "str | tuple[str, ...] | None": "text or list of words",
     "tuple[int | str, ...]": "[ranks](#ranks)",
@@ -61,7 +68,7 @@ def attributes(owner: type) -> dict[str, str]:
     for line in lines[lines.index("Attributes:") + 1 :]:
         if line and not line.startswith(" "):
             break
-        entry = re.match(r"    ([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        entry = re.match(r"    ([a-z0-9_]+(?:, [a-z0-9_]+)*): (.*)", line)
         if entry:
             names = entry[1].split(", ")
             found.update({name: [entry[2]] for name in names})
@@ -91,6 +98,8 @@ def default(field: dataclasses.Field[object]) -> str:
     if field.default is dataclasses.MISSING:
         return "`{}`"
     value = field.default
+    if isinstance(value, tuple) and value:
+        return f"`[{', '.join(map(str, value))}]`"
     if value is None:
         return "`null`"
     if isinstance(value, bool):
@@ -194,7 +203,7 @@ def facts(owner: type) -> str:
     lines = inspect.cleandoc(owner.__doc__ or "").splitlines()
     found = []
     for line in lines[lines.index("Attributes:") + 1 :]:
-        entry = re.match(r"    ([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        entry = re.match(r"    ([a-z0-9_]+(?:, [a-z0-9_]+)*): (.*)", line)
         if entry:
             found.append([", ".join(f"`{name}`" for name in entry[1].split(", ")), entry[2]])
         elif line.strip():
@@ -245,6 +254,10 @@ GENERATED: dict[str, Callable[[], str]] = {
     "global_profiler": lambda: keys(schema.GlobalConfig),
     "role": lambda: keys(schema.RoleSection, without=("path", "role")),
     "torch": lambda: keys(TorchOptions),
+    "torch_memory": lambda: keys(TorchMemoryOptions),
+    "nsys": lambda: keys(NsysOptions),
+    "npu": lambda: keys(NpuOptions),
+    "precision_debugger": lambda: keys(PrecisionDebuggerOptions),
     "torch.schedule": lambda: keys(rankscope.ScheduleOptions),
     "environment": variables,
     "backend-sample": sample,

@@ -107,7 +107,7 @@ def profiler(fresh: None, save_path: Path) -> Iterator[Callable[..., Any]]:
                 "global_tool_config": {"torch_memory": options},
                 **(common or {}),
             },
-            **dict.fromkeys(("actor", "critic"), {"profiler": {"enable": True}}),
+            **{name: {"profiler": {"enable": True}} for name in ("actor", "critic")},
         }
         handle = DistProfiler(config, role=role, rank=rank, world_size=2, total_steps=total_steps)
         made.append(handle)

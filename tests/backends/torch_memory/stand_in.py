@@ -183,6 +183,7 @@ def torch_with(device: Device, generation: str = "cuda 2.13", *, without: tuple[
     torch = _module("torch")
     torch.__version__ = f"0 ({generation})"
     torch.OutOfMemoryError = OutOfMemoryError
+    torch.distributed = types.SimpleNamespace(is_available=lambda: False)
     memory = _memory(device, generation)
     kind = _module(f"torch.{device.kind}")
     kind.memory = memory

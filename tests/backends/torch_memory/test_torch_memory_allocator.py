@@ -194,7 +194,7 @@ def test_public_names_are_taken_where_there_are_no_others() -> None:
             (enabled, stacks, max_entries)
         ),
         snapshot=lambda: {"segments": []},
-        attach_out_of_memory_observer=lambda observer: calls.append(observer),
+        attach_out_of_memory_observer=calls.append,
     )
     allocator = Allocator("mtia", module)
     assert allocator.offers_history

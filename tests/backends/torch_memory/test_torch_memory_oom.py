@@ -58,9 +58,9 @@ def test_snapshot_and_table_are_saved_and_the_error_passes_unchanged(
 ) -> None:
     prof = profiler()
     prof.start(step=5)
-    with pytest.raises(stand_in.OutOfMemoryError, match="Tried to allocate 67108864") as caught:
-        with annotate("outer"), annotate("update"):
-            greedy(either)
+    error = pytest.raises(stand_in.OutOfMemoryError, match="Tried to allocate 67108864")
+    with error as caught, annotate("outer"), annotate("update"):
+        greedy(either)
     assert vars(caught.value) == {}
     assert caught.value.__cause__ is caught.value.__context__ is None
     (picture,) = files("oom")
@@ -161,12 +161,17 @@ def test_one_failure_is_saved_once_even_inside_another_error(
 ) -> None:
     prof = profiler(oom_max_dumps=5)
     prof.start(step=2)
-    with pytest.raises(ValueError, match="wrapped"), annotate("outer"):
+
+    @annotate("outer")
+    def wrapping() -> None:
         try:
             with annotate("inner"):
                 blind.alloc(64 * MEBI)
         except RuntimeError as error:
             raise ValueError("wrapped") from error
+
+    with pytest.raises(ValueError, match="wrapped"):
+        wrapping()
     prof.stop()
     assert len(files("oom")) == 1
 

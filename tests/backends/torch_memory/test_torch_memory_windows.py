@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,20 @@ def test_the_rest_is_saved_when_the_run_ends_early(
     assert not device.history
     assert statuses(save_path) == {2: "joined", 3: "published", 5: "not reached"}
     assert [artifact.step for artifact in prof.artifacts] == [3]
+
+
+def test_windows_without_a_step_count_too(
+    device: Any, profiler: Callable[..., Any], snapshots: Callable[..., Any]
+) -> None:
+    prof = profiler(memory_snapshot_num_steps=2)
+    for _ in range(3):
+        prof.start()
+        device.alloc(MEBI)
+        prof.stop()
+    assert [actions(snapshot) for snapshot in snapshots()] == [["segment_alloc", "alloc"] * 2]
+    prof.close()
+    assert [len(actions(snapshot)) for snapshot in snapshots()] == [4, 2]
+    assert not device.history
 
 
 def test_a_window_over_several_steps_counts_each_of_them(
@@ -334,7 +349,7 @@ def test_every_generation_of_torch_is_served(
     generation: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    kind = generation.split()[0] if generation != "legacy" else "cuda"
+    kind = generation.split(maxsplit=1)[0] if generation != "legacy" else "cuda"
     device = use(generation, kind=kind)
     device.initialise()
     prof = profiler(trace_alloc_max_entries=50, context="alloc", stacks="all")
@@ -409,6 +424,24 @@ def test_stages_are_reported_where_torch_cannot(
             device.alloc(MEBI)
         prof.stop()
     assert capfd.readouterr().err.count("this torch cannot honour stages") == 1
+
+
+def test_an_allocator_that_refuses_labels_is_told_once(
+    device: Any, profiler: Callable[..., Any], files: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(text: str) -> None:
+        raise RuntimeError("not with this allocator")
+
+    sys.modules["torch"].cuda.memory._set_memory_metadata = refuse  # type: ignore[attr-defined]
+    prof = profiler(stages=True)
+    prof.start(step=2)
+    for _ in range(2):
+        with annotate("update"):
+            device.alloc(MEBI)
+    prof.stop()
+    assert len(files()) == 1
+    assert prof.faults == ()
+    assert capfd.readouterr().err.count("not with this allocator") == 1
 
 
 def test_a_snapshot_that_fails_is_told_and_the_next_one_comes(

@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from rankscope import Artifact, Availability, Context, Span, Window, hookimpl
-from rankscope.device import device_type
 from rankscope.errors import error_text
 from rankscope.log import first_time
-from rankscope_torch_memory.allocator import Allocator
+from rankscope_torch_memory.allocator import Allocator, find
 from rankscope_torch_memory.finishing import EMPTY, described, is_empty
 from rankscope_torch_memory.oom import Guard, guard
 from rankscope_torch_memory.options import TorchMemoryOptions
@@ -111,9 +110,10 @@ class TorchMemoryBackend:
         else:
             state.kept.append(window)
             self._kept(window, "exporting", "is kept for the file of a later step")
+            return
         if self._is_last(window):
             state.switch(self._mode_outside, self.options, self.context.logger)
-        elif not state.kept:
+        else:
             state.clear(self.options, self.context.logger)
 
     @hookimpl
@@ -150,7 +150,8 @@ class TorchMemoryBackend:
             return True
         if self.context.steps and window.step is not None and self._is_last(window):
             return True
-        return sum(max(len(known.steps), 1) for known in (*state.kept, window)) >= wanted
+        windows = (*state.kept, window)
+        return len(_covered(windows)) + sum(known.step is None for known in windows) >= wanted
 
     def _begin_early(self) -> None:
         """Record before the first window: from the moment at which the process uses its device."""
@@ -175,7 +176,7 @@ class TorchMemoryBackend:
         """Write the snapshot; the helper process checks and publishes it."""
         began = time.monotonic()
         kept, state.kept = state.kept, []
-        covered = sorted({step for known in (*kept, window) for step in (*known.steps, known.step) if step is not None})
+        covered = _covered((*kept, window))
         held = self.options.trace_alloc_max_entries if state.mode == "all" else None
         facts: dict[str, Any] = {"steps": covered} if len(covered) > 1 else {}
         warnings = [state.why_not] if state.why_not else []
@@ -255,6 +256,15 @@ class TorchMemoryBackend:
             **facts,
         )
 
+    def label(self, allocator: Allocator, text: str) -> str:
+        """Let events carry this text from now on; the one that they carried before."""
+        try:
+            return allocator.label(text)
+        except Exception as error:  # noqa: BLE001 - an allocator that was put in place of torch's may refuse
+            if first_time(("torch_memory", "label")):
+                self.context.logger.warning("stages: events cannot carry a text", reason=error_text(error))
+            return ""
+
     # Out of memory.
 
     @property
@@ -283,6 +293,11 @@ class TorchMemoryBackend:
     def facts_for_oom(self, window: Window) -> dict[str, Any]:
         """What the file says about itself."""
         return self.facts(window, window.steps)
+
+
+def _covered(windows: Sequence[Window]) -> list[int]:
+    """The training steps that these windows cover."""
+    return sorted({step for window in windows for step in (*window.steps, window.step) if step is not None})
 
 
 class _Watch:
@@ -315,12 +330,12 @@ class _Stage(_Watch):
         self._before = ""
 
     def __enter__(self) -> None:
-        self._before = self._allocator.label(self._name)
+        self._before = self._backend.label(self._allocator, self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._allocator.label(self._before)
+        self._backend.label(self._allocator, self._before)
         super().__exit__(kind, error, trace)
 
 
@@ -330,5 +345,5 @@ _NO_DEVICE_TOLD = ("torch_memory", "no device")
 def _surely_without_device(version: str) -> bool:
     """Whether torch has no device, as far as that can be known without importing it or waking a device."""
     if "torch" in sys.modules:
-        return device_type() == "cpu"
+        return find(sys.modules["torch"]) is None
     return version.endswith("+cpu") and not importlib.metadata.entry_points(group="torch.backends")

@@ -28,6 +28,8 @@ examples:
 The exit status is 2 when the file is no snapshot, is cut off, or would have to run code to be read."""
 
 _WIDTH = 60
+_MOST_FACTS = 1000
+_LONGEST_FACT = 10_000
 _GAP = 0.1
 """Share of the device's memory in use that may lie outside of torch's allocator before it is pointed out."""
 
@@ -64,14 +66,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{str(path)!r}: {error}") from error
     except MemoryError as error:
         raise CommandError(f"{str(path)!r}: it needs more memory than a snapshot of its size") from error
-    about = snapshot.get("rankscope")
-    about = about if isinstance(about, dict) else {}
+    about = _facts(snapshot.get("rankscope"))
     if arguments.json:
         print(json.dumps(_document(path, about, found, arguments.top), indent=2))  # noqa: T201
         return 0
     for line in _page(path, about, found, top=arguments.top, frames=arguments.frames):
         print(_printable(line))  # noqa: T201
     return 0
+
+
+def _facts(found: Any, *, deeper: bool = True) -> dict[str, Any]:
+    """What the backend wrote about the file, as far as it has the form of that: a file may hold anything there."""
+    facts: dict[str, Any] = {}
+    for key, value in found.items() if isinstance(found, dict) else ():
+        if isinstance(key, str) and len(facts) < _MOST_FACTS:
+            if _is_short(value) or (isinstance(value, list) and all(map(_is_short, value[:_MOST_FACTS]))):
+                facts[key] = value[:_MOST_FACTS] if isinstance(value, list) else value
+            elif deeper and isinstance(value, dict):
+                facts[key] = _facts(value, deeper=False)
+    return facts
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) < _LONGEST_FACT
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 # For people.
@@ -223,7 +242,7 @@ def _document(path: Path, about: Mapping[str, Any], found: Sequence[DeviceMemory
     return {
         "file": str(path),
         "bytes": path.stat().st_size,
-        "rankscope": json.loads(json.dumps(about, default=str)) or None,
+        "rankscope": about or None,
         "devices": [_device(device, about, top) for device in found],
     }
 

@@ -29,7 +29,8 @@ class TorchMemoryOptions:
         context: which events get a stack: ``all``, ``alloc`` (not those that free), ``state`` (only what is allocated),
             or ``none``.
         stacks: ``python``, or ``all`` for C++ frames too, which can make a snapshot take minutes.
-        stack_depth: frames of a stack. No torch up to 2.14 takes it; it is passed on where one does, else reported.
+        stack_depth: frames of a stack. torch 2.13 and 2.14 do not take it; it is passed on where one does, else
+            reported.
         memory_snapshot_num_steps: one file for so many profiled steps; the rest at the end makes a file of its own.
         history: false leaves out the events: the file holds what is allocated at the end of the window, with stacks.
         from_init: record from the moment the process uses the device, not from the first profiled step, so that the

@@ -289,8 +289,11 @@ class Store:
         facts = {"tool": self.tool, "role": self.role, "rank": self.rank, "status": "published", **artifact}
         status = facts.pop("status")
         if status != "published":
+            outcome = {"path": None, "reason": "", **facts}
             if ledger:
-                self._line(facts, status, **{"path": None, "reason": "", **facts})
+                self._line(facts, status, **outcome)
+            else:
+                self._tell(status, outcome)
             return None
         final, size, crc = Path(facts["path"]), int(facts.get("bytes") or 0), str(facts.get("checksum") or "")
         return self._published(facts, final, size, crc, facts.get("events"), ledger=ledger)
@@ -313,9 +316,13 @@ class Store:
 
     def _line(self, facts: Mapping[str, Any], status: str, **more: Any) -> None:
         self.ledger.write("artifact", **{**facts, **more, "status": status})
+        self._tell(status, {**facts, **more})
+
+    def _tell(self, status: str, facts: Mapping[str, Any]) -> None:
+        """A window that leaves nothing is told, whoever found that out."""
         if status in {"failed", "empty"} and self.logger is not None:
             shown = {key: facts.get(key) for key in ("tool", "step", "scope")}
-            self.logger.warning(f"profile {status}", **shown, reason=more.get("reason", ""), path=more.get("path"))
+            self.logger.warning(f"profile {status}", **shown, reason=facts.get("reason", ""), path=facts.get("path"))
 
     def _published(
         self, facts: Mapping[str, Any], final: Path, size: int, crc: str, events: int | None, *, ledger: bool = True
