@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextvars
 import functools
+import importlib.util
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import recording
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -662,3 +668,69 @@ def test_a_cancelled_task_ends_its_span(shows: Shows) -> None:
 
     asyncio.run(main())
     assert shows.log == ["+wait", "-wait CancelledError"]
+
+
+BY_VALUE = """
+import sys
+import {cloudpickle} as cloudpickle
+from rankscope import annotate
+
+class Worker:
+    @annotate("sync")
+    def sync(self):
+        return 1
+
+    @annotate("async")
+    async def coroutine(self):
+        return 2
+
+    @annotate("generator")
+    def generator(self):
+        yield 3
+
+    @annotate("async generator")
+    async def async_generator(self):
+        yield 4
+
+    def block(self):
+        with annotate("with"):
+            return 5
+
+sys.stdout.buffer.write(cloudpickle.dumps(Worker))
+"""
+
+LOADED = """
+import asyncio, pickle, sys
+import recording
+from rankscope import DistProfiler
+
+Worker = pickle.load(sys.stdin.buffer)
+assert Worker.sync.__globals__ is not sys.modules["rankscope.annotate"].__dict__
+worker = Worker()
+with DistProfiler(recording.config(sys.argv[1]), role="actor", rank=0, world_size=1) as profiler:
+    profiler.start(step=1)
+
+    async def collect():
+        return [await worker.coroutine(), *[item async for item in worker.async_generator()]]
+
+    assert [worker.sync(), *worker.generator(), *asyncio.run(collect()), worker.block()] == [1, 3, 2, 4, 5]
+    profiler.stop()
+print([span.stage for span in recording.SPANS if span.step is None])
+"""
+
+
+def test_a_class_that_is_sent_to_another_process_by_value_is_annotated_there(site: Path, save_path: Path) -> None:
+    """As Ray sends the classes that the driver's own script defines."""
+    library = next((name for name in ("cloudpickle", "ray.cloudpickle") if importlib.util.find_spec(name)), None)
+    if library is None:
+        pytest.skip("cloudpickle is not installed")
+    environ = recording.environment(site)
+    words = [sys.executable, "-c"]
+    sent = subprocess.run(
+        [*words, BY_VALUE.format(cloudpickle=library)], env=environ, capture_output=True, timeout=60, check=True
+    )
+    done = subprocess.run(
+        [*words, LOADED, str(save_path)], env=environ, input=sent.stdout, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert ast.literal_eval(done.stdout.decode()) == ["sync", "generator", "async", "async generator", "with"]

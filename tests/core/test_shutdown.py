@@ -95,6 +95,32 @@ def test_a_window_of_a_daemon_thread_is_not_torn_at_exit(site: Path, save_path: 
     assert recording.files(save_path) == []
 
 
+def test_sigterm_ends_a_process_in_which_another_thread_hangs_in_a_tool(site: Path, save_path: Path) -> None:
+    facts = recording.config(save_path, roles=("actor", "critic"))
+    facts["global_profiler"]["flush_on_sigterm"] = True
+    program = RUN + (
+        "import os, signal\n"
+        "from rankscope import hookimpl, shutdown, transitions\n"
+        "shutdown.SIGTERM_PATIENCE = transitions.PATIENCE = 0.3\n"
+        "hangs = threading.Event()\n"
+        "class Hanging(recording.SecondBackend):\n"
+        "    @hookimpl\n"
+        "    def start(self, window):\n        hangs.set()\n        time.sleep(600)\n"
+        "recording.SecondBackend = Hanging\n"
+        "saved = make('actor')\n"
+        "saved.start(step=1)\n"
+        "facts['critic']['profiler']['tool'] = 'rec2'\n"
+        "stuck = make('critic')\n"
+        "threading.Thread(target=stuck.start, kwargs={'step': 1}, daemon=True).start()\n"
+        "assert hangs.wait(30)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(600)\n"
+    )
+    result = recording.run_python(site, program, json.dumps(facts))
+    assert result.returncode == -15, result.stderr
+    assert recording.files(save_path) == ["step 1"]  # what does not hang is saved first
+
+
 # Waiting.
 
 

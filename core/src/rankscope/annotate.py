@@ -1,7 +1,7 @@
 """The hot path: spans. While no window is open, an annotated call costs one look at a tuple.
 
 This module knows neither pluggy nor the registry nor any backend. What is open in this process puts its sinks into
-``_sinks`` (see windows.py); everything here works on that tuple.
+``open_sinks`` (see windows.py); everything here works on that tuple.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ class SpanSink(Protocol):
         """End the span; in strict mode returns what the backend raised meanwhile."""
 
 
-_sinks: tuple[SpanSink, ...] = ()
+open_sinks: tuple[SpanSink, ...] = ()
 _running: ContextVar[tuple[_Run, ...]] = ContextVar("rankscope_running", default=())
 _begun: dict[_Run, None] = {}
 """Each ``with`` that a window saw begin and that has not ended. While there is none, the end of one costs one look."""
+_here = cast("Any", sys.modules[__name__])
+"""For the wrappers: where a class is sent to another process by value (cloudpickle, as Ray does with what the driver's
+script defines), the globals of a function are copied. A module is not: it is imported there."""
 _new_span = functools.partial(object.__new__, Span)
 
 
 def set_sinks(sinks: tuple[SpanSink, ...]) -> None:
     """Replace what is open in this process; called when a window opens or closes."""
-    global _sinks
-    _sinks = sinks
+    global open_sinks
+    open_sinks = sinks
 
 
 def current_stage() -> Span | None:
@@ -69,7 +72,7 @@ class _Run:
     def __init__(self, label: Label, span: Span) -> None:
         self.label = label
         self.span = span
-        self.sinks = sinks = _sinks
+        self.sinks = sinks = open_sinks
         self.tokens: tuple[object, ...] = ()
         if len(sinks) == 1:
             self.tokens = (sinks[0].enter(span),)
@@ -133,7 +136,7 @@ class Label:
         }
 
     def __enter__(self) -> Self:
-        if _sinks:
+        if open_sinks:
             self._begin()
         return self
 
@@ -232,7 +235,7 @@ def _wrap_sync(label: Label, function: Callable[..., Any]) -> Callable[..., Any]
     bound = _takes_instance(function)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not _sinks:
+        if not _here.open_sinks:
             return function(*args, **kwargs)
         run = _start(label, "sync", bound, args, kwargs)
         run.push()
@@ -253,7 +256,7 @@ def _wrap_async(label: Label, function: Callable[..., Any]) -> Callable[..., Any
     bound = _takes_instance(function)
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not _sinks:
+        if not _here.open_sinks:
             return await function(*args, **kwargs)
         run = _start(label, "async", bound, args, kwargs)
         run.push()
@@ -274,7 +277,7 @@ def _wrap_generator(label: Label, function: Callable[..., Any]) -> Callable[...,
     bound = _takes_instance(function)
 
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        if not _sinks:
+        if not _here.open_sinks:
             return (yield from function(*args, **kwargs))
         run = _start(label, "generator", bound, args, kwargs)
         try:
@@ -308,7 +311,7 @@ def _wrap_async_generator(label: Label, function: Callable[..., Any]) -> Callabl
     bound = _takes_instance(function)
 
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        run = _start(label, "async_generator", bound, args, kwargs) if _sinks else None
+        run = _start(label, "async_generator", bound, args, kwargs) if _here.open_sinks else None
         try:
             body = function(*args, **kwargs)
             waiting = _first(body)

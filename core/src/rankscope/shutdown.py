@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from rankscope.profiler import DistProfiler
     from rankscope.types import Artifact
 
+SIGTERM_PATIENCE = 30.0
+"""Seconds that SIGTERM waits for a window that another thread is just opening or closing."""
+
 _handles: dict[int, DistProfiler] = {}
 _stores_of_closed: dict[str, list[Store]] = {}
 _captured_by_closed: set[str] = set()
@@ -37,6 +40,7 @@ _waiting_to_finish: list[DistProfiler] = []
 _pid = 0
 _previous: Any = None
 _handler_installed = False
+_waited_for: _Patience | None = None
 
 
 def watch(handle: DistProfiler, *, flush_on_sigterm: bool) -> None:
@@ -270,8 +274,43 @@ def _install_handler() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _waited_for
+    if _waited_for is not None and _waited_for.expired:  # a thread hangs in a tool: it is not waited for again
+        _flush_and_pass_on(number, frame)
+        return
     # In the middle of opening or closing a window, torch for one is not in a state to be stopped: wait for its end.
-    outside_transition(lambda: _flush_and_pass_on(number, frame))
+    patience = _Patience()
+    _waited_for = patience
+
+    def now() -> None:
+        patience.cancel()
+        _flush_and_pass_on(number, frame)
+
+    patience.start()
+    outside_transition(now)
+
+
+class _Patience(threading.Thread):
+    """Raises SIGTERM again when what has to be waited for takes too long: a tool may hang, and the process must end.
+
+    Attributes:
+        expired: whether it did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="rankscope-sigterm", daemon=True)
+        self.expired = False
+        self._done = threading.Event()
+
+    def cancel(self) -> None:
+        """It happened in time."""
+        self._done.set()
+
+    def run(self) -> None:
+        """Wait."""
+        if not self._done.wait(SIGTERM_PATIENCE):
+            self.expired = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _flush_and_pass_on(number: int, frame: FrameType | None) -> None:

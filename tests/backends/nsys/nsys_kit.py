@@ -185,6 +185,13 @@ def status(save_path: Path) -> list[tuple[str, int | None, str, str]]:
     return [(row.role, row.step, row.scope, row.status) for row in read_status(save_path).rows]
 
 
+def closed(save_path: Path) -> bool:
+    """Whether the handle of the one process was closed."""
+    from rankscope.artifacts.ledger import read_ledgers
+
+    return any(record["kind"] == "close" for record in read_ledgers(save_path))
+
+
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something to become true; what it was."""
     deadline = time.monotonic() + seconds

@@ -61,7 +61,7 @@ class NsysBackend:
         self._nvtx: Any = None
         self._reason = ""
         self._relocating = False
-        self._named: dict[str, CaptureRange] = {}
+        self._windows: set[int] = set()
         register(self)
 
     @hookimpl
@@ -74,7 +74,9 @@ class NsysBackend:
             self._ranges = Ranges(nvtx, self.context.logger)
         self._session = current_session(self.context)
         self._reason = self._session.begin(window, self.context, nvtx)
-        self.opened = self.opened or not self._reason
+        if not self._reason:
+            self.opened = True
+            self._windows.add(window.id)
         self._warn(self._session)
 
     @hookimpl
@@ -104,7 +106,7 @@ class NsysBackend:
         path = session.report(entry)
         if path is None:
             return []
-        self._named[str(path)] = entry
+        session.named(entry, path)
         return [path]
 
     @hookimpl
@@ -114,7 +116,7 @@ class NsysBackend:
         session = self._session
         if session is None:
             return
-        self._note_moved(session, artifacts)
+        session.note_names(artifacts, self.context)
         late = session.settle(self, self.context, self.options.report_wait)
         self.bring_in()
         if not late:
@@ -140,27 +142,31 @@ class NsysBackend:
                 name = str(path)
             session.taken(entry, name, self.context)
 
-    def _open_entries(self, session: NsysSession) -> list[CaptureRange]:
-        own = [entry for entry in session.ranges if not session.is_taken(entry)]
-        return [entry for entry in own if (entry.role, entry.rank) == (self.context.role, self.context.rank)]
+    def bring_in_late(self) -> None:
+        """At the end of the process: what other roles stood in the way of before."""
+        session = self._session
+        if session is not None and self._open_entries(session):
+            session.settle(self, self.context, self.options.report_wait)
+            self.bring_in()
 
-    def _note_moved(self, session: NsysSession, artifacts: Sequence[Artifact]) -> None:
-        """What core moved on our word."""
-        for artifact in artifacts:
-            entry = self._named.pop(str(artifact.facts.get("moved_from", "")), None)
-            if entry is not None:
-                session.taken(entry, artifact.path.name, self.context)
+    def _open_entries(self, session: NsysSession) -> list[CaptureRange]:
+        """Its windows whose report nobody has taken; the role of a window may be that of a role which joined."""
+        return [entry for entry in session.ranges if entry.window in self._windows and not session.is_taken(entry)]
 
     def _tell_missing(self, session: NsysSession, entry: CaptureRange, late: str) -> None:
-        window = entry.as_window()
         reason = why_no_report(session.stem, entry.number)
-        if not late or not os.environ.get(LAUNCH):
-            self.context.store.missing(window, f"{late}; {reason}" if late else reason)
-            return
         # Whoever launched this process collects it. Until then the ledger has it as on its way.
-        self.context.logger.info("the report comes when this process has ended", step=entry.step, reason=late)
-        reserved = report_name(session.stem, entry.number)
-        self.context.store.record({**entry.facts(), "status": "exporting", "reserved": reserved, "reason": late})
+        collected = bool(late and os.environ.get(LAUNCH)) and not launching.in_ray()
+        if collected:
+            self.context.logger.info("the report comes when this process has ended", step=entry.step, reason=late)
+        self.context.store.record(
+            {
+                **entry.facts(),
+                "status": "exporting" if collected else "failed",
+                "reserved": report_name(session.stem, entry.number),
+                "reason": late if collected else "; ".join(text for text in (late, reason) if text),
+            }
+        )
 
     def _warn(self, session: NsysSession) -> None:
         """Each cause once a process: how to start under nsys, or what is in the way of the ranges."""

@@ -74,7 +74,11 @@ class CaptureSwitch:
         """Open both ranges. Returns why the CUDA range is not open, or an empty text."""
         reason = cuda_profiler.start()
         self._cuda = not reason
-        self._handle = self._nvtx.start_range(RANGE, COLORS["gray"], DOMAIN)
+        try:
+            self._handle = self._nvtx.start_range(RANGE, COLORS["gray"], DOMAIN)
+        except BaseException:
+            self.off()
+            raise
         return reason
 
     def off(self) -> str:

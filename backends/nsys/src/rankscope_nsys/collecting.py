@@ -10,7 +10,7 @@ from rankscope import Context, Window
 from rankscope_nsys.attached import fill_in
 from rankscope_nsys.ends import SUFFIX, report_name, report_paths
 from rankscope_nsys.index import Index, read_indexes
-from rankscope_nsys.launching import launch_name, obstacle, output_pattern
+from rankscope_nsys.launching import CONTROLLER, file_name, launch_name, obstacle, output_pattern, ray_is_up
 from rankscope_nsys.options import NsysOptions
 from rankscope_nsys.reports import Reports, why_no_report
 
@@ -24,19 +24,35 @@ def collect(options: NsysOptions, context: Context) -> None:
     """Move in what the processes of this launch could not, named by their indexes, and say what is missing."""
     if obstacle(os.environ) is not None:  # then launch gave nothing, and said why
         return
-    name = launch_name(context)
-    reports = Reports()
     deadline = time.monotonic() + options.report_wait
-    indexes = [(path, index) for path, index in read_indexes(context.save_path) if index.launch == name]
+    while any(_busy(index, context) for _, index in _indexes(context)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+    reports = Reports()
+    indexes = _indexes(context)
+    busy = []
     for path, index in indexes:
-        _collect_ranges(path, index, context, reports, deadline)
-    found = _collect_whole(output_pattern(options, context), context, reports, deadline)
+        if _busy(index, context):
+            busy.append(index.stem)
+            context.logger.warning("a process goes on without its nsys; its reports are left to it", pid=index.pid)
+        else:
+            _collect_ranges(path, index, context, reports, deadline)
+    found = _collect_whole(options, context, reports, deadline, busy)
     if not indexes and not found:
         context.logger.warning(
-            "nsys was attached and captured nothing: no window opened in the process",
+            "nsys was attached and captured nothing: no capture range opened in the process",
             steps=list(context.steps),
-            help="were these steps reached, and does the process make a DistProfiler and call start() and stop()?",
+            help="the process may have said why; else: were these steps reached, by a DistProfiler that is started?",
         )
+
+
+def _indexes(context: Context) -> list[tuple[Path, Index]]:
+    name = launch_name(context)
+    return [(path, index) for path, index in read_indexes(context.save_path) if index.launch == name]
+
+
+def _busy(index: Index, context: Context) -> bool:
+    """Whether the process will see to its reports itself: nsys was killed, and its application was not."""
+    return any(not entry.report for entry in index.ranges) and index.alive(context.host)
 
 
 def _collect_ranges(path: Path, index: Index, context: Context, reports: Reports, deadline: float) -> None:
@@ -66,13 +82,16 @@ def _moved(index: Index, number: int, context: Context) -> bool:
     )
 
 
-def _collect_whole(pattern: str, context: Context, reports: Reports, deadline: float) -> bool:
+def _collect_whole(options: NsysOptions, context: Context, reports: Reports, deadline: float, busy: list[str]) -> bool:
     """Reports that no index speaks of: of a process that is captured as a whole, or that died before it could say."""
-    name = launch_name(context)
+    pattern, name = output_pattern(options, context), file_name(context)
     filled = Path(fill_in(pattern, host=os.uname().nodename, pid=0, environ=os.environ))
-    if name not in pattern:  # under a name that the user chose there may be reports of other runs: they stay there
+    if not pattern.endswith(name):  # under a name that the user chose there may be reports of other runs: left there
         return any(filled.parent.glob(f"*{SUFFIX}"))
-    files = sorted(filled.parent.glob(f"pid*-{name}*{SUFFIX}"))
+    if ray_is_up() and context.role != CONTROLLER:  # of which rank it is, nobody can tell
+        return False
+    files = sorted(filled.parent.glob(f"{name.replace('%p', '*')}*{SUFFIX}"))
+    files = [path for path in files if not str(path).startswith(tuple(f"{stem}." for stem in busy))]
     for path in files:
         while not reports.whole(path) and time.monotonic() < deadline:
             time.sleep(_PAUSE)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import Window
+from rankscope.host import born
 
 SUFFIX = ".nsys-index.json"
 VERSION = 1
@@ -65,7 +66,7 @@ class Index:
     """All capture ranges of one process.
 
     Attributes:
-        host, pid, run_id: the process.
+        host, pid, born, run_id: the process; born tells it from a later one with its pid (see `rankscope.host.born`).
         launch: what `launch` called it, or empty where nsys was started otherwise.
         stem: path of its reports without number and suffix.
         capture, capture_range_end: as nsys was told.
@@ -75,6 +76,7 @@ class Index:
 
     host: str
     pid: int
+    born: int | None
     run_id: str
     launch: str
     stem: str
@@ -82,6 +84,10 @@ class Index:
     capture_range_end: str
     ranges: list[CaptureRange]
     version: int = VERSION
+
+    def alive(self, host: str) -> bool:
+        """Whether the process still runs, as far as it can be seen from this host."""
+        return self.host == host and self.born is not None and born(self.pid) == self.born
 
     def write(self, path: Path) -> None:
         """Replace the file.

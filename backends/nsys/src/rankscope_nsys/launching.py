@@ -38,7 +38,7 @@ def launch(options: NsysOptions, context: Context) -> Launch:
     in_the_way = problem is not None
     if problem is not None:
         context.logger.warning(f"nsys is not put in front of the command: {problem}")
-        if not _ray_is_up() or foreign_injection(os.environ) is not None or _ray_runs_below_nsys():
+        if not ray_is_up() or foreign_injection(os.environ) is not None or _ray_runs_below_nsys():
             return Launch()
     program = shutil.which(options.nsys)
     known = binary(program) if program is not None else None
@@ -47,7 +47,7 @@ def launch(options: NsysOptions, context: Context) -> Launch:
     chosen = profile_options(options, context, known)
     if known is not None:
         _check_options(known, chosen)
-    if _ray_is_up():
+    if ray_is_up():
         _check_for_ray(options, context)
     environ = {LAUNCH: launch_name(context)}
     return Launch(
@@ -135,7 +135,20 @@ def ray_options(chosen: Mapping[str, str]) -> dict[str, str]:
 
 def launch_name(context: Context) -> str:
     """A name for what this launcher starts with this role and rank: the same in ``launch`` and in ``collect``."""
-    facts = (context.host, context.pid, born(context.pid), context.role, context.rank)
+    return _name(context, context.role, context.rank)
+
+
+def file_name(context: Context) -> str:
+    """What its reports are called until they are moved.
+
+    The same for all ranks of a role: Ray's nsight plugin keeps one command, that of the latest ``runtime_env``, and
+    ranks that are started at the same time may get each other's.
+    """
+    return f"pid%p-{_name(context, context.role)}"
+
+
+def _name(context: Context, *more: object) -> str:
+    facts = (context.host, context.pid, born(context.pid), *more)
     return hashlib.blake2s(repr(facts).encode(), digest_size=4).hexdigest()
 
 
@@ -149,13 +162,13 @@ def reports_folder(options: NsysOptions, context: Context) -> Path:
 def output_pattern(options: NsysOptions, context: Context) -> str:
     """The output as nsys is told, absolute or relative to the process's directory."""
     own = options.nsight_options(controller=context.role == CONTROLLER).get("output")
-    return own or str(reports_folder(options, context) / f"pid%p-{launch_name(context)}")
+    return own or str(reports_folder(options, context) / file_name(context))
 
 
 def how_to_start(context: Context) -> str:
     """The command that would have put this process under nsys."""
-    if os.environ.get("RAY_JOB_ID") or _ray_is_up():
-        return "start the actor with .options(runtime_env=rankscope.plan_launch(config, ...).ray)"
+    if in_ray():
+        return "start the actor with .options(runtime_env=rankscope.integrations.ray.runtime_env(config, ...))"
     words = getattr(sys, "orig_argv", sys.argv)
     line = shlex.join([Path(words[0]).name, *words[1:]]) if words else "python train.py"
     line = line if len(line) <= 200 else "python train.py ..."
@@ -165,6 +178,11 @@ def how_to_start(context: Context) -> str:
     return ours
 
 
+def in_ray() -> bool:
+    """Whether this process is a driver or a worker of Ray."""
+    return bool(os.environ.get("RAY_JOB_ID")) or ray_is_up()
+
+
 def cuda_device() -> bool:
     """Whether this machine, or the Ray cluster, has a CUDA device; no driver is loaded for that."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -172,7 +190,7 @@ def cuda_device() -> bool:
         return False
     if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists():
         return True
-    if _ray_is_up():
+    if ray_is_up():
         with contextlib.suppress(Exception):
             return bool(sys.modules["ray"].cluster_resources().get("GPU"))
     return False
@@ -192,7 +210,7 @@ def _output(options: NsysOptions, context: Context, own: str | None) -> str:
 
 
 def _tell_missing_program(options: NsysOptions, context: Context) -> None:
-    if not _ray_is_up():
+    if not ray_is_up():
         raise ConfigError(
             f"tool 'nsys' needs the program {options.nsys!r}, which is not on PATH; install Nsight Systems "
             "(https://developer.nvidia.com/nsight-systems), or name the program in tool_config.nsys.nsys"
@@ -230,7 +248,8 @@ def _check_end(text: str, expected: int | None, context: Context) -> None:
         )
 
 
-def _ray_is_up() -> bool:
+def ray_is_up() -> bool:
+    """Whether this process is connected to a Ray cluster; Ray is not imported for that."""
     ray = sys.modules.get("ray")
     with contextlib.suppress(Exception):
         return ray is not None and bool(ray.is_initialized())

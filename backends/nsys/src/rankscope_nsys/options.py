@@ -16,7 +16,7 @@ CAPTURES = ("auto", "cuda", "nvtx")
 
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "light": {"trace": "cuda,nvtx"},
-    "comm": {"trace": "cuda,nvtx,ucx,mpi", "nic-metrics": "true"},
+    "comm": {"trace": "cuda,nvtx,ucx,mpi"},
     "full": {
         "trace": "cuda,nvtx,osrt,cublas,cudnn,ucx",
         "cuda-memory-usage": "true",
@@ -38,7 +38,7 @@ class NsysOptions:
 
     Attributes:
         discrete: a report for each stage instead of one for the whole step.
-        preset: what is traced: ``light`` (CUDA and ranges), ``comm`` (also UCX, MPI and the network cards) or ``full``
+        preset: what is traced: ``light`` (CUDA and ranges), ``comm`` (also UCX and MPI) or ``full``
             (also operating system calls, cuBLAS, cuDNN, GPU memory, CUDA graphs node by node).
         worker_nsight_options: options of ``nsys profile`` for the workers, on top of the preset: name without dashes
             -> value, e.g. ``{trace: "cuda,nvtx", gpu-metrics-devices: all}``. A value of null leaves the default.

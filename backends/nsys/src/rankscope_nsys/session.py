@@ -11,11 +11,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankscope import Context, Window
+from rankscope import Artifact, Context, Window
+from rankscope.host import born
 from rankscope_nsys.attached import DOMAIN, RANGE, Attached, find_attached
 from rankscope_nsys.capture import CaptureSwitch, range_problem
 from rankscope_nsys.control import write_reports_now
@@ -38,6 +39,9 @@ class User(Protocol):
 
     def bring_in(self) -> None:
         """Fetch the reports of its windows, as far as there are any."""
+
+    def bring_in_late(self) -> None:
+        """Have them written first."""
 
 
 class NsysSession:
@@ -68,6 +72,7 @@ class NsysSession:
         self._asked = False
         self._late = ""
         self._taken: set[int] = set()
+        self._named: dict[str, CaptureRange] = {}
         self._switch: CaptureSwitch | None = None
         self._index_failed = False
         self._claimed = ""
@@ -75,6 +80,7 @@ class NsysSession:
             self._index = Index(
                 host=context.host,
                 pid=os.getpid(),
+                born=born(os.getpid()),
                 run_id=context.run_id,
                 launch=os.environ.get(LAUNCH, ""),
                 stem=attached.stem,
@@ -163,7 +169,7 @@ class NsysSession:
                 f"--capture-range=nvtx --nvtx-capture={RANGE}@{DOMAIN}, as rankscope launch does"
             )
         if self._asked:
-            return "nsys had to end its capture when the last window of another role was over"
+            return "nsys had ended its capture by then, so that its reports could be written"
         if attached.end.limit is not None and len(self.ranges) >= attached.end.limit:
             return (
                 f"nsys was told to capture {attached.end.limit} ranges (--capture-range-end={attached.end.text}), and "
@@ -209,6 +215,17 @@ class NsysSession:
             return None
         return self.reports.find(self.attached.stem, entry.number)
 
+    def named(self, entry: CaptureRange, path: Path) -> None:
+        """Core was told of a report, and moves it now."""
+        self._named[str(path)] = entry
+
+    def note_names(self, artifacts: Iterable[Artifact], context: Context) -> None:
+        """What the reports are called that core moved."""
+        for artifact in artifacts:
+            entry = self._named.get(str(artifact.facts.get("moved_from")))
+            if entry is not None and entry.report != artifact.path.name:
+                self.taken(entry, artifact.path.name, context)
+
     def taken(self, entry: CaptureRange, name: str, context: Context) -> None:
         """The report of a range lies where it belongs, under this name."""
         with self._lock:
@@ -229,6 +246,7 @@ class NsysSession:
         attached = self.attached
         deadline = time.monotonic() + seconds
         with self._lock:
+            self._taken.update(entry.number for path, entry in self._named.items() if not Path(path).exists())
             wanted = [entry for entry in self.ranges if entry.end_ns and entry.number not in self._taken]
             if attached is None or not wanted:
                 return ""
@@ -248,7 +266,7 @@ class NsysSession:
             return ""
         return f"nsys had not written all reports after {seconds:g} seconds (report_wait)"
 
-    def bring_in_for_others(self, user: User | None) -> None:
+    def bring_in_for_others(self, user: User) -> None:
         """Roles that were done earlier could not have their reports yet; now they are written."""
         for other in list(_users):
             if other is not user and other.pid == os.getpid() and other.finished:
@@ -300,4 +318,7 @@ def _at_exit(pid: int, session: NsysSession) -> None:
     if pid != os.getpid():
         return
     session.leaving = True
-    session.bring_in_for_others(None)
+    for user in list(_users):
+        if user.finished and user.pid == pid:
+            with contextlib.suppress(Exception):  # as above
+                user.bring_in_late()
