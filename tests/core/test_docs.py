@@ -32,7 +32,8 @@ PAGES = sorted(DOCS.glob("*.md"))
 FRONT = [
     ROOT / "README.md",
     ROOT / "core/README.md",
-    ROOT / "backends/torch/README.md",
+    *sorted(ROOT.glob("backends/*/README.md")),
+    *sorted(ROOT.glob("examples/backends/*/README.md")),
     ROOT / "examples/ppo/README.md",
 ]
 ALL = [*FRONT, ROOT / "CHANGELOG.md", *PAGES]
@@ -184,7 +185,8 @@ def test_each_command_and_option_is_documented(command: str, capsys: pytest.Capt
     assert section is not None
     assert f"rankscope {command}" in text_of("README.md")
     assert main([command, "--help"]) == 0
-    options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)", shown, re.MULTILINE)) - {"--help"}
     assert options
     assert sorted(option for option in options if f"`{option}" not in section[1]) == []
 
@@ -295,6 +297,10 @@ def test_printed_output_is_real(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANKSCOPE_DISABLE", raising=False)
+    from rankscope import registry
+
+    ours = {tool: infos for tool, infos in registry.providers().items() if tool in registry.FIRST_PARTY}
+    monkeypatch.setattr(registry, "providers", lambda: ours)  # whatever else is installed here
     Path("profile.yaml").write_text(sample("README.md", "profile.yaml"), encoding="utf-8")
     assert without_chance(printed(command).replace(str(tmp_path), "/home/me/run")) == without_chance(expected)
 
