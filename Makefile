@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS) 
 
 venv: $(STAMP)  ## set up .venv
 
-demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profile.yaml (TOOL=nsys, ARGS="key=value …")
-	@$(BIN)/rankscope demo $(if $(TOOL),--tool $(TOOL)) $(ARGS)
+demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profile.yaml (ENGINE=ray, TOOL=nsys, ARGS="key=value …")
+	@$(BIN)/rankscope demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TOOL),--tool $(TOOL)) $(ARGS)
 
 test: $(STAMP)  ## the test suite (ARGS="-k name …")
 	$(BIN)/python -m pytest $(ARGS)

@@ -105,7 +105,7 @@ def default(field: dataclasses.Field[object]) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
-        return "`[]`"
+        return f"`[{', '.join(map(str, value))}]`"
     if isinstance(value, float):
         return f"`{value:g}`"
     return f"`{value}`"

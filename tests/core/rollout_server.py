@@ -12,7 +12,7 @@
 ``late``        seconds after the answer of a stop until the files appear
 ``names``       file names instead of the engine's own, one a worker; ``{ns}`` is the time, ``{prefix}`` as it was asked
 ``traces``      folder with ``rank<r>.json.gz``: real traces to write; without it small ones are made up
-``torch``       record with the real torch profiler
+``torch``       record with the real torch profiler; requests are then answered one after the other
 ``log``         file that gets one JSON line for each call
 
 ``POST /forward`` with ``{"n": 5}`` is what generating is for the profiler: five forward passes.
@@ -26,7 +26,7 @@ import shutil
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -281,8 +281,8 @@ def main() -> None:
     Handler.engine = {"vllm": Vllm, "sglang": Sglang, "trtllm": Trtllm}[config["engine"]](config)
     if config.get("torch"):
         import torch  # noqa: F401 - the first call shall not wait for it
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    # torch's profiler wants to be started and stopped by the thread that it records.
+    server = (HTTPServer if config.get("torch") else ThreadingHTTPServer)(("127.0.0.1", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

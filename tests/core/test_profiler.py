@@ -658,3 +658,20 @@ def test_a_loaded_config_is_taken_as_it_is(site: Path, save_path: Path) -> None:
     config = load_config(recording.config(save_path))
     handle = DistProfiler(config, role="actor", rank=0, world_size=1)
     assert handle.config is config
+
+
+def test_parallel_dimensions_that_come_up_after_the_handle_are_in_its_names(profiler: Make, save_path: Path) -> None:
+    from rankscope import topology
+
+    found: dict[str, tuple[int, int]] = {}
+    topology.add_provider("late", lambda: found)
+    try:
+        with profiler() as handle:
+            context = handle.tools[0].backend.context  # type: ignore[attr-defined]
+            assert dict(context.topology) == {}
+            found["tp"] = (1, 2)
+            train(handle, [1], [])
+            assert dict(context.topology) == {"tp": 1}
+            assert [path.name for path in save_path.glob("*_tp1_*")] == [handle.artifacts[0].path.name]
+    finally:
+        topology.remove_provider("late")

@@ -387,7 +387,7 @@ def test_sglang_that_stopped_by_itself_says_nothing_over_http(tmp_path: Path) ->
         assert [(one.action, one.ok, one.note) for one in rollout.results][1] == (
             "stop",
             True,
-            "the window had ended by itself",
+            "its window had ended by itself, or was not reached",
         )
     steps = sorted(name.split("_")[1] for name in names(tmp_path / "out"))
     assert steps == ["step1", "step1", "step2", "step2"]

@@ -311,8 +311,14 @@ def test_a_discrete_stage_that_raises_leaves_no_profiler_running(profiler: Make,
 
     handle = profiler({"discrete": True})
     handle.start(step=1)
-    with pytest.raises(RuntimeError), annotate("update"):
+
+    @annotate("update")
+    def update() -> None:
+        work()
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        update()
     assert len(stub_log.calls("aclprofStop")) == len(stub_log.calls("aclprofFinalize")) == 1
     with annotate("rollout"):
         work()

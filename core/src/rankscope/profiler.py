@@ -86,6 +86,7 @@ class DistProfiler:
         self.rank = place.rank
         self.world_size = place.world_size
         self.place = place
+        self._dimensions = dict(place.dimensions)
         # An unselected rank imports no backend: names of tools are checked everywhere, options where they are used.
         self.config: Config = load_config(config, tuple(overrides), check_tools="names")
         self.section: RoleConfig = self.config.role(role)
@@ -150,7 +151,7 @@ class DistProfiler:
                 role=self.role,
                 rank=self.rank,
                 world_size=self.world_size,
-                topology=dict(self.place.dimensions),
+                topology=self._dimensions,
                 host=host_name(),
                 pid=os.getpid(),
                 save_path=self.save_path,
@@ -277,6 +278,7 @@ class DistProfiler:
                     )
                 self._stop(aborted=True)
             self._asked, self.last_step = True, step
+            self._look_for_dimensions()
             exports().poll()  # what came of earlier windows: a backend may learn from it
             for tool in self.tools:
                 window = windows.new_window(
@@ -289,6 +291,17 @@ class DistProfiler:
                 current = windows.start(tool, self, window)
                 self.joined = self.joined or (current is not None and current.owner is not self)
         return self.recording
+
+    def _look_for_dimensions(self) -> None:
+        """Megatron makes its groups with the model, which may be later than the handle: names shall have them."""
+        if self._dimensions or not self.selected:
+            return
+        place = detect(self.rank, self.world_size)
+        if place.dimensions:
+            self.place = place
+            self._dimensions.update(place.dimensions)
+            for store in self.stores:
+                store.topology = dimensions_for_name(place)
 
     def advance(self, *, step: int) -> None:
         """Inside a window over several steps: the next step begins. A controller calls it; calling it is optional."""
@@ -349,7 +362,8 @@ class DistProfiler:
             return "no configured step was reached: nothing called start()"
         if all(tool.discrete for tool in self.tools):
             return "discrete tools wait for annotated stages, and none ran while a window was open"
-        return "the windows held nothing, or their files failed; see the ledger"
+        reasons = dict.fromkeys(store.why_nothing for store in self.stores if store.why_nothing)
+        return "; ".join(reasons) or "the windows held nothing, or their files failed; see the ledger"
 
     if TYPE_CHECKING:  # staticmethod() would keep only the first overload
 

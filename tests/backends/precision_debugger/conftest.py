@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,20 @@ def _load_kit() -> ModuleType:
 
 
 _KIT = _load_kit()
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    if importlib.util.find_spec("msprobe") is None:
+        pytest.skip("msprobe is not installed (pip install mindstudio-probe)")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process is told once, each test is told once."""
+    from rankscope_precision_debugger import backend
+
+    monkeypatch.setattr(backend, "_said", set())
 
 
 @pytest.fixture(scope="session")
@@ -66,25 +81,36 @@ class Scenarios:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def run(self, name: str, *arguments: str, strict: bool = True, standin: str = "", **env: str) -> Ended:
-        """Run a scenario to its end.
+    def run(self, name: str, *arguments: str, strict: bool = True, **env: str) -> Ended:
+        """Run a scenario to its end; ``strict``: rankscope raises what a backend raises."""
+        return self._run("debugger_scenarios.py", [name], "-".join([name, *arguments]), arguments, strict, env)
+
+    def run_faulty(self, fault: str, mode: str, *, strict: bool = True) -> Ended:
+        """Run two stages in two steps with a stand-in for msprobe.
 
         Args:
+            fault: what goes wrong in it; see standin/.
+            mode: ``strict`` or ``lenient``: the tool's own option.
             strict: rankscope raises what a backend raises.
-            standin: what goes wrong in the stand-in for msprobe that then takes its place.
         """
-        path = self._folder / "-".join([name, *arguments, *filter(None, [standin])])
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(HERE / "standin"), os.environ.get("PYTHONPATH", "")]),
+            "STANDIN": fault,
+        }
+        return self._run("debugger_faulty.py", [], f"{fault}-{mode}-{strict}", (mode,), strict, env)
+
+    def _run(
+        self, program: str, before: list[str], label: str, after: tuple[str, ...], strict: bool, env: dict[str, str]
+    ) -> Ended:
+        path = self._folder / re.sub(r"[^A-Za-z0-9_-]", "_", label)  # msprobe accepts no other paths
         environ = {**os.environ, "RANKSCOPE_LOG_FORMAT": "json", "RANKSCOPE_STRICT": str(int(strict)), **env}
         environ.pop("MSPROBE_LOG_LEVEL", None)
-        if standin:
-            environ["PYTHONPATH"] = os.pathsep.join([str(HERE / "standin"), environ.get("PYTHONPATH", "")])
-            environ["STANDIN"] = standin
         ended = subprocess.run(
-            [sys.executable, str(HERE / "debugger_scenarios.py"), name, str(path), *arguments],
+            [sys.executable, str(HERE / program), *before, str(path), *after],
             check=False,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
             stdin=subprocess.DEVNULL,
             env=environ,
         )

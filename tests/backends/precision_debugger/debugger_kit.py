@@ -42,9 +42,11 @@ def msprobe_json(path: Path, **values: Any) -> str:
 
 
 def folders(save_path: Path) -> list[str]:
-    """Every folder below the save path that holds files, relative to it; not rankscope's own."""
+    """Every folder below the save path that holds files, relative to it; neither rankscope's own nor those inside."""
     found = {path.parent.relative_to(save_path) for path in save_path.rglob("*") if path.is_file()}
-    return sorted(str(path) for path in found if path.parts[0] != ".rankscope" and path.name != "dump_tensor_data")
+    return sorted(
+        str(path) for path in found if path.parts[:1] not in {(), (".rankscope",)} and path.name != "dump_tensor_data"
+    )
 
 
 def dumps(save_path: Path, step: int, stage: str, rank: int = 0) -> Path:

@@ -17,13 +17,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from debugger_kit import config, msprobe_json, own_options
 from torch import nn
 
 from rankscope import DistProfiler, ProfileController, ProfiledWorker, annotate
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 torch.set_num_threads(1)
 warnings.simplefilter("error")
@@ -48,7 +51,7 @@ class Worker(ProfiledWorker):
         self.critic_module = net(1)
         self.seen: list[tuple[str, str, tuple[torch.Tensor, torch.Tensor]]] = []
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -97,6 +100,7 @@ def finish(**facts: Any) -> None:
 def content(path: Path, level: str, task: str) -> None:
     """Two stages in two steps of four, and what torch itself saw meanwhile."""
     settings = config(path, common={"steps": [2, 3]}, config_path=msprobe_json(path / "c.json", task=task, level=level))
+    environ = dict(os.environ)
     worker = Worker(settings)
     controller = ProfileController(settings, workers=[worker], total_steps=4)
     seen: dict[str, dict[str, torch.Tensor]] = {}
@@ -123,7 +127,7 @@ def content(path: Path, level: str, task: str) -> None:
     controller.close()
     worker.profiler.close()
     torch.save(seen, path / "seen.pt")
-    finish()
+    finish(environ=sorted(set(os.environ.items()) ^ set(environ.items())))
 
 
 # Which stretch is dumped.
@@ -397,7 +401,8 @@ def _train(worker: Worker, steps: int, profiled: bool) -> list[float]:
 
 def traces(path: Path) -> None:
     """Torch, the model and the process are after a dump as they were before it."""
-    environ, folder, before = dict(os.environ), os.getcwd(), _signature()
+    before = _signature()
+    environ, folder = dict(os.environ), os.getcwd()
     expected = _train(Worker(config(path / "off", common={"steps": None})), 4, profiled=False)
     forward = list(vars(net()[0]))
     facts: dict[str, Any] = {}
@@ -445,8 +450,11 @@ def traces(path: Path) -> None:
             facts["compiled_between"] = worker.forward(batch(2)[:2]).shape[0]
         facts["compiled_after"] = worker.forward(batch(3)[:1]).shape[0]
     original = nn.utils.clip_grad_norm_
-    nn.utils.clip_grad_norm_ = lambda *args, **kwargs: original(*args, **kwargs)  # the script has its own
-    own = nn.utils.clip_grad_norm_
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    nn.utils.clip_grad_norm_ = own
     with Worker(config(path / "patched", level="mix")) as worker, window(worker):
         worker.update(batch())
     facts["own_patch"] = nn.utils.clip_grad_norm_ is own
@@ -570,24 +578,6 @@ def threads(path: Path) -> None:
 
 
 # What goes wrong.
-
-
-def faults(path: Path, strict: str) -> None:
-    """Three stages in two steps; the stand-in for msprobe does what STANDIN says."""
-    raised: list[str] = []
-
-    class Critic(Worker):
-        critic_module = None
-
-    with Worker(config(path, strict=strict == "strict", level="L0")) as worker:
-        for step in (1, 2):
-            with window(worker, step):
-                for stage in (worker.log_prob, worker.update):
-                    try:
-                        stage(batch())
-                    except Exception as error:
-                        raised.append(f"{type(error).__name__}: {error}")
-    finish(raised=raised, faults=[str(fault) for fault in worker.profiler.faults])
 
 
 def no_model(path: Path, strict: str) -> None:

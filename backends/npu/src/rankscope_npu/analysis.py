@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from rankscope_npu import folders
 from rankscope_npu.said import Said, shortened
@@ -58,10 +59,9 @@ def analyse(folder: Path, *, exports: tuple[str, ...] = (), timeout: float = 180
     """
     began = time.monotonic()
     wanted = exports or folders.wanted_exports(folder)
-    with tempfile.TemporaryFile() as output:
-        code = _run(folder, wanted, timeout, output.fileno())
-        output.seek(0)
-        text = output.read().decode("utf-8", "replace")
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        code = _run(folder, wanted, timeout, output, errors)
+        text, crash = _read(output), _read(errors)
     said = Said()
     said.add(text)
     found = folders.exports(folder)
@@ -70,11 +70,16 @@ def analyse(folder: Path, *, exports: tuple[str, ...] = (), timeout: float = 180
     if code is None:
         reason = f"given up after {timeout:g} seconds" + (f": {reason}" if reason else "")
     elif not done:
-        reason = _why(folder, wanted, code, said, text)
+        reason = _why(folder, wanted, code, said, text, crash)
     return Analysed(folder, done and code is not None, reason, found, round(time.monotonic() - began, 1))
 
 
-def _run(folder: Path, exports: tuple[str, ...], timeout: float, output: int) -> int | None:
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
+
+
+def _run(folder: Path, exports: tuple[str, ...], timeout: float, output: IO[bytes], errors: IO[bytes]) -> int | None:
     """The exit status; None when it was given up."""
     words = [sys.executable, "-I", "-c", _BOOT, str(folder), *exports, "--", *(entry for entry in sys.path if entry)]
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # it is imported by name
@@ -83,13 +88,13 @@ def _run(folder: Path, exports: tuple[str, ...], timeout: float, output: int) ->
             words,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=output,
+            stderr=errors,
             env=environ,
             cwd=folder,
             start_new_session=True,  # its workers have to go with it
         )
     except OSError as error:
-        os.write(output, f"no process could be started: {error}\n".encode())
+        errors.write(f"no process could be started: {error}\n".encode())
         return 1
     _running.add(process)
     try:
@@ -114,7 +119,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _why(folder: Path, wanted: tuple[str, ...], code: int, said: Said, text: str) -> str:
+def _why(  # noqa: PLR0917 - all that is known
+    folder: Path, wanted: tuple[str, ...], code: int, said: Said, text: str, crash: str
+) -> str:
     """Why something is missing, from all that torch_npu left about it."""
     if code == _NO_TORCH_NPU:
         line = next((line for line in text.splitlines() if line.startswith("torch_npu cannot be imported")), "")
@@ -123,14 +130,14 @@ def _why(folder: Path, wanted: tuple[str, ...], code: int, said: Said, text: str
     if code < 0:
         parts.append(f"torch_npu's analysis crashed: {signal.Signals(-code).name}")
     elif code > 0:
-        parts.append(f"torch_npu's analysis ended with status {code}: {shortened(text.splitlines()[-1:])}")
-    parts += said.errors
-    for log in sorted((folder / "logs").glob("*.log")):
-        with contextlib.suppress(OSError):
-            parts += _LOGGED_ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))[-1:]
+        parts.append(f"torch_npu's analysis ended with status {code}: {shortened(crash.splitlines()[-1:])}")
     if not (folder / folders.OUTPUT / folders.DONE).exists():
         parts.append("it did not come to its end")
     else:
         missing = [name for name in wanted if name not in folders.exports(folder)]
         parts.append(f"it wrote no {' and no '.join(missing)}")
+    parts += said.errors
+    for log in sorted((folder / "logs").glob("*.log")):
+        with contextlib.suppress(OSError):
+            parts += _LOGGED_ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))[-1:]
     return shortened(parts)

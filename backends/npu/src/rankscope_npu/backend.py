@@ -31,6 +31,7 @@ class NpuBackend:
     Options = NpuOptions
     owns: frozenset[str] = frozenset({"ascend_profiler"})
     suffix = SUFFIX
+    viewer = "rankscope analyse DIR, then MindStudio Insight"
     thread_bound = True
     """On another thread torch_npu ends the device's capture without its data, and finds no operators."""
 
@@ -45,8 +46,8 @@ class NpuBackend:
         missing = []
         if _numbers(ours) != _numbers(torchs):
             missing.append(f"torch_npu {ours} is made for another torch than {torchs or 'none'}")
-        if not any(Path("/dev").glob("davinci[0-9]*")):
-            missing.append("there is no NPU device (/dev/davinci*): nothing of a device will be recorded")
+        if not any(Path("/dev").glob("*davinci[0-9]*")):
+            missing.append("no NPU device was found (/dev/davinci*), and without one torch_npu profiles nothing")
         return Availability(True, "; ".join(missing))
 
     def __init__(self, context: Context, options: NpuOptions) -> None:

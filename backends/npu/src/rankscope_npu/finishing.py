@@ -27,8 +27,8 @@ def finish(staged: Path, temporary: Path, name: str, arguments: Mapping[str, Any
         staged: the directory into which torch_npu wrote.
         temporary: becomes the artifact.
         name: of the artifact.
-        arguments: ``about`` (facts for the file), ``device`` (whether the NPU was to be recorded), ``said`` (errors
-            that torch_npu printed), ``analysis`` (seconds that it may take, or None) and ``exports``.
+        arguments: ``about`` (facts for the file), ``device`` (whether the NPU was to be recorded), ``trouble``
+            (what went wrong, in words), ``analysis`` (seconds that it may take, or None) and ``exports``.
 
     Returns:
         Facts for the ledger.
@@ -38,7 +38,7 @@ def finish(staged: Path, temporary: Path, name: str, arguments: Mapping[str, Any
         NothingRecorded: it is whole, and nothing is in it.
     """
     about = dict(arguments["about"])
-    folder, warnings = checked(staged, device=arguments["device"], said=arguments["said"])
+    folder, warnings = checked(staged, device=arguments["device"], trouble=arguments["trouble"])
     warnings += _with_rank(folder, about["rank"])
     facts: dict[str, Any] = {"folder": folder.name}
     if arguments["analysis"] is not None:
@@ -55,14 +55,14 @@ def finish(staged: Path, temporary: Path, name: str, arguments: Mapping[str, Any
     return facts
 
 
-def checked(staged: Path, *, device: bool, said: str) -> tuple[Path, list[str]]:
+def checked(staged: Path, *, device: bool, trouble: str) -> tuple[Path, list[str]]:
     """Torch_npu's folder, and what is missing in it: it reports no failure, so the folder itself is looked at.
 
     Raises:
         CaptureIncomplete, NothingRecorded: as of ``finish``.
     """
     folder = folders.inside(staged)
-    because = f"; torch_npu said: {said}" if said else ""
+    because = f"; {trouble}" if trouble else ""
     if folder is None:
         raise CaptureIncomplete(f"torch_npu left no folder{because}")
     holds = folders.Holds.of(folder)
@@ -70,14 +70,14 @@ def checked(staged: Path, *, device: bool, said: str) -> tuple[Path, list[str]]:
         raise CaptureIncomplete(f"torch_npu did not end the capture: there is no profiler_info.json{because}")
     if not holds.framework and not holds.device:
         reason = f"torch_npu recorded nothing: neither FRAMEWORK nor PROF_* holds anything{because}"
-        raise CaptureIncomplete(reason) if said else NothingRecorded(reason)
+        raise CaptureIncomplete(reason) if trouble else NothingRecorded(reason)
     warnings = []
     if device and not holds.device:
         warnings.append("nothing of the device was recorded: torch_npu's folder has no PROF_* folder")
     if not holds.framework:
         warnings.append("no operators were recorded: torch_npu's FRAMEWORK folder is empty")
-    if said:
-        warnings.append(f"torch_npu said: {said}")
+    if trouble:
+        warnings.append(trouble)
     return folder, warnings
 
 

@@ -79,8 +79,9 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def wanted_exports(folder: Path) -> tuple[str, ...]:
     """What the analysis of a folder is to write, as was said when it was captured."""
-    config = read_info(folder).get("config", {}).get("experimental_config", {})
-    found = config.get("_export_type") if isinstance(config, dict) else None
+    found: Any = read_info(folder)
+    for key in ("config", "experimental_config", "_export_type"):
+        found = found.get(key) if isinstance(found, dict) else None
     if isinstance(found, str):
         found = [found]
     return tuple(sorted(str(name) for name in found)) if isinstance(found, list) else ()

@@ -84,9 +84,10 @@ class Labels:
             found = label
             if not label or not label.isprintable() or '"' in label or "\\" in label or _size(label) > MOST_BYTES:
                 found = self._clean(label)
-                self.changed[found] = label
             if len(self._safe) < 65_536:  # labels with a counter in them must not grow without bound
                 self._safe[label] = found
+                if found != label:
+                    self.changed[found] = label
         return found
 
     @staticmethod

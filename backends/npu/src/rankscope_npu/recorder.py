@@ -189,7 +189,7 @@ class Recorder:
         arguments = {
             "about": {**about, **facts, "labels": dict(self._marks.labels.changed)},
             "device": self._records_device,
-            "said": segment.capture.said.words,
+            "trouble": segment.capture.trouble,
             "analysis": self.options.analysis_timeout if self.options.analysis else None,
             "exports": list(self.options.export_type),
         }

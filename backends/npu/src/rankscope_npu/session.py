@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope_npu import folders
+from rankscope_npu import folders, vendor
 from rankscope_npu.said import Said, listening
 from rankscope_npu.vendor import HandlerPlace, Offer
 
@@ -50,6 +50,13 @@ class Capture:
         self._actions = schedule_actions
         self._profile: Any = None
         self._warm = False
+        self._remark = ""
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong though there may be data, in words; empty when nothing did."""
+        said = f"torch_npu said: {self.said.words}" if self.said.errors else ""
+        return "; ".join(filter(None, (self._remark, said)))
 
     def prepare(self) -> None:
         """Let the device warm up; nothing is kept yet.
@@ -86,47 +93,51 @@ class Capture:
         Raises:
             CaptureLost: it is not ours to end any more, or torch_npu cannot end it.
         """
-        profile, self._profile = self._profile, None
         try:
             self._must_be_ours()
             text = json.dumps(metadata, default=str)
             if len(text) <= _MOST_METADATA:
                 with contextlib.suppress(AttributeError):
-                    self._call(lambda: profile.add_metadata_json("rankscope", text))
-            self._call(profile.stop)
+                    self._call(lambda: self._profile.add_metadata_json("rankscope", text))
+            self._call(self._profile.stop)
+            self._rescue()
             if self._still_runs():
-                self._profile = profile
-                self._abandon()
                 raise CaptureLost(f"torch_npu could not end the capture: {self.said.words or 'it does not say why'}")
+            if threading.get_ident() != self.thread:
+                self._remark = (
+                    f"it began on thread {self.thread_name!r}, which has ended; on another one torch_npu finds neither "
+                    "its operators nor the data of the device"
+                )
         finally:
-            self._place.put_back()
+            self._let_go()
 
     def drop(self) -> None:
         """Give up a capture that only warmed up."""
         if self._profile is not None and self._warm:
-            profile, self._profile = self._profile, None
             # A stop in the warm-up would leave torch_npu so that the next capture holds no operators.
-            self._call(profile.step)
-            self._call(profile.stop)
-            self._place.put_back()
+            self._call(self._profile.step)
+            self._call(self._profile.stop)
+            self._let_go()
 
     def _begin(self, schedule: Callable[[int], Any] | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._place.remember(self.folder)
         self.thread, self.thread_name = threading.get_ident(), threading.current_thread().name
         try:
-            with listening() as said:
-                self._profile = self._offer.profile(self.folder, schedule)
-                if schedule is not None:
-                    self._profile.record_steps = False  # its steps are mini-batches, whose rows would say ProfilerStep
-                self._profile.start()
+            self._call(lambda: self._make(schedule))
         except Exception as error:
-            self._place.put_back()
+            self._let_go()
             raise CaptureLost(f"torch_npu made no profiler: {error}") from error
-        self._add(said)
-        if said.errors or folders.inside(self.folder) is None:
+        if not self.said.errors:  # else it may have no handler, and would write somewhere else
+            self._call(self._profile.start)
+        if self.said.errors or folders.inside(self.folder) is None:
             self._abandon()
             raise CaptureLost(f"torch_npu did not start: {self.said.words or 'it made no folder'}")
+
+    def _make(self, schedule: Callable[[int], Any] | None) -> None:
+        self._profile = self._offer.profile(self.folder, schedule)
+        if schedule is not None:
+            self._profile.record_steps = False  # its steps are mini-batches, whose rows would say ProfilerStep
 
     def _must_be_ours(self) -> None:
         latest, running = self._place.latest, self._place.running
@@ -143,22 +154,35 @@ class Capture:
     def _is_ours(self, path: Path) -> bool:
         return path.parent == Path(os.path.realpath(self.folder))
 
-    def _abandon(self) -> None:
-        """After a failure half-way: end what runs, by the inner steps where the outer one fails, so that others can."""
-        profile, self._profile = self._profile, None
-        if profile is not None and self._still_runs():
-            self._call(profile.stop, quiet=True)
-        if profile is not None and self._still_runs():
+    def _rescue(self) -> None:
+        """Where the outer stop failed half-way, the inner ones save the data, and let others use the profiler."""
+        if self._still_runs():
             with contextlib.suppress(Exception):
-                self._call(profile.prof_if.finalize_trace, quiet=True)
+                self._call(vendor.stop_recording)
+            with contextlib.suppress(Exception):
+                self._call(self._profile.prof_if.finalize_trace)
+
+    def _abandon(self) -> None:
+        """After a start that failed half-way."""
+        said, self.said = self.said, Said()
+        if self._still_runs():
+            self._call(self._profile.stop)
+        self._rescue()
+        self.said = said  # what its end complains of is no news
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the profiler, which must not stop whoever records by then when it is collected, and of the place."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stopped = True
         self._place.put_back()
 
-    def _call(self, function: Callable[[], Any], *, quiet: bool = False) -> None:
-        with listening() as said:
-            function()
-        if not quiet:
-            self._add(said)
-
-    def _add(self, said: Said) -> None:
-        self.said.errors += said.errors
-        self.said.warnings += said.warnings
+    def _call(self, function: Callable[[], Any]) -> None:
+        said = Said()
+        try:
+            with listening() as said:
+                function()
+        finally:
+            self.said.errors += said.errors
+            self.said.warnings += said.warnings

@@ -55,6 +55,17 @@ def out_of_order(torch_npu: Any) -> str:
     return ""
 
 
+def stop_recording() -> None:
+    """What torch_npu's own stop does after it has waited for the device: where that wait fails, nothing else does it.
+
+    Raises:
+        Exception: whatever torch_npu raises.
+    """
+    from torch_npu._C._profiler import _stop_profiler
+
+    _stop_profiler()
+
+
 class Offer:
     """What the installed torch_npu offers of what the options ask for.
 

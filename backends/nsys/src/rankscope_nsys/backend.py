@@ -30,6 +30,7 @@ class NsysBackend:
     Options = NsysOptions
     owns = frozenset({"cupti", "cuda_profiler_api"})
     suffix = SUFFIX
+    viewer = "nsys-ui FILE, or nsys stats FILE"
 
     @staticmethod
     def available() -> Availability:

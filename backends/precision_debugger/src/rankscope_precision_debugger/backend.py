@@ -314,7 +314,8 @@ class _Stage:
             found = look(place, settings)
         except (ProbeError, OSError) as error:
             self.owner.closed(self, dumped=False)
-            self.owner.failed(backend, window, "stop", f"{_text(error)}; what came of it lies in {place.folder}", error)
+            reason = f"{_text(error)}; what came of it lies in {place.set_aside()}"
+            self.owner.failed(backend, window, "stop", reason, error)
             return
         if found.entries == 0:
             place.drop()

@@ -45,7 +45,7 @@ class Place:
 
     def set_aside(self) -> Path:
         """It is not whole: give it a name that nobody takes for a dump. Where it lies then."""
-        aside = self.folder.with_name(f"{self.folder.name}-incomplete")
+        aside = self.folder.with_name(f"incomplete-{self.folder.name}")
         with contextlib.suppress(OSError):
             self.folder.rename(aside)
             return aside
@@ -89,7 +89,11 @@ def claim(save_path: Path, step: int | None, stage: str, rank: int) -> Place:
 def folder_name(stage: str) -> str:
     """The stage as the name of a folder that msprobe accepts; what had to be changed is told apart by a checksum."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stage)[:_LONGEST].lstrip(".-")
-    return name if name == stage else f"{name or 'stage'}-{zlib.crc32(stage.encode('utf-8', 'surrogatepass')):08x}"
+    return (
+        name
+        if name and name == stage
+        else f"{name or 'stage'}-{zlib.crc32(stage.encode('utf-8', 'surrogatepass')):08x}"
+    )
 
 
 def look(place: Place, settings: Settings) -> Found:

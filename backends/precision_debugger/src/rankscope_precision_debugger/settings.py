@@ -143,7 +143,7 @@ def _choice(value: Any, choices: tuple[str, ...], key: str, is_option: bool, wro
     """One of the choices; what is wrong is said of the option, or of the file."""
     if value in choices:
         return str(value)
-    why = f": {_NOT_DUMPS[value]}" if value in _NOT_DUMPS else ""
+    why = f": {_NOT_DUMPS[value]}" if isinstance(value, str) and value in _NOT_DUMPS else ""
     if value == "L2":
         why = ": it dumps the kernels of one NPU operator, not a stage"
     hint = did_you_mean(str(value), choices)
@@ -154,20 +154,20 @@ def _choice(value: Any, choices: tuple[str, ...], key: str, is_option: bool, wro
 
 def _numbers(value: Any, key: str, wrong: list[tuple[str, str]]) -> tuple[int, ...]:
     """A list of whole numbers and of texts like ``"0-3"``, as msprobe reads it."""
-    if value is None:
-        return ()
     numbers: set[int] = set()
-    for item in value if isinstance(value, list) else [value]:
+    good = isinstance(value, list | None)
+    for item in value if isinstance(value, list) else ():
         match = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", item) if isinstance(item, str) else None
         if match is not None and int(match[1]) <= int(match[2]):
             numbers.update(range(int(match[1]), int(match[2]) + 1))
-        elif isinstance(item, int) and not isinstance(item, bool) and item >= 0 and isinstance(value, list):
+        elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             numbers.add(item)
         else:
-            wrong.append(
-                ("config_path", f'{key} is {value!r}; msprobe wants a list of numbers and of ranges like "0-3"')
-            )
-            return ()
+            good = False
+    if not good:
+        message = f'{key} is {value!r}; msprobe wants a list of numbers and of ranges like "0-3"'
+        wrong.append(("config_path", message))
+        return ()
     return tuple(sorted(numbers))
 
 

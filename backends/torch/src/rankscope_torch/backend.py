@@ -27,6 +27,7 @@ class TorchBackend:
 
     Options = TorchOptions
     suffix = SUFFIX
+    viewer = 'https://ui.perfetto.dev -> "Open trace file"; everything stays in the browser'
 
     @staticmethod
     def owns(options: TorchOptions) -> frozenset[str]:

@@ -32,6 +32,7 @@ class TorchMemoryBackend:
     Options = TorchMemoryOptions
     owns = frozenset({"allocator_history"})
     suffix = SUFFIX
+    viewer = "rankscope memory FILE, or drop it on https://pytorch.org/memory_viz"
 
     @staticmethod
     def available() -> Availability:

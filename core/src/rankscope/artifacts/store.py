@@ -61,6 +61,7 @@ class Store:
 
     Attributes:
         artifacts: what was published so far, in order.
+        why_nothing: the latest reason why a file did not come; empty while there was none.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Store:
         self.artifacts: list[Artifact] = []
         self._warned = False
         self._told: set[str] = set()
+        self.why_nothing = ""
         self._next = ("", 0)  # the latest millisecond and its next counter: spares a walk over taken names
 
     def stage(self, window: Window, *, expected: int = 0) -> Path:
@@ -248,7 +250,7 @@ class Store:
         return self._published(facts, final, size, crc, None)
 
     def on_behalf_of(self, pid: int, run_id: str) -> Store:
-        """The same store, which writes to the ledger of another process of this host: for what that could not collect."""
+        """The same store, with the ledger of another process of this host: for what that could not collect."""
         other = copy.copy(self)
         other.ledger = Ledger(self.ledger.save_path, host=self.ledger.host, run_id=run_id, pid=pid)
         return other
@@ -320,6 +322,8 @@ class Store:
 
     def _tell(self, status: str, facts: Mapping[str, Any]) -> None:
         """A window that leaves nothing is told, whoever found that out."""
+        if status in {"failed", "empty"} and facts.get("reason"):
+            self.why_nothing = str(facts["reason"])
         if status in {"failed", "empty"} and self.logger is not None:
             shown = {key: facts.get(key) for key in ("tool", "step", "scope")}
             self.logger.warning(f"profile {status}", **shown, reason=facts.get("reason", ""), path=facts.get("path"))

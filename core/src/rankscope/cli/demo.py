@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.cli import at_least_one
 from rankscope.cli.stages import StageTime, as_data, describe, of_role, read_stages
+from rankscope.cli.status import within
 from rankscope.errors import CommandError
 from rankscope.table import human_size, render_table
 
@@ -31,11 +32,13 @@ examples:
   rankscope demo
   rankscope demo --nproc 4 --steps 6 global_profiler.steps=2-3
   rankscope demo --tool nsys
+  rankscope demo --engine ray
   rankscope demo global_profiler.global_tool_config.torch.discrete=true --dir /tmp/traces
 
 Needs a checkout of the source (for examples/ppo) and torch. Without --dir, and unless global_profiler.save_path is
 given, traces go to a new directory outputs/demo-<time>."""
 
+ENGINES = ("torchrun", "ray")
 EXAMPLE = Path("examples", "ppo")
 SAVE_PATH = "global_profiler.save_path"
 _NOISE = b"USDT:"
@@ -46,7 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the profiler config")
     parser.add_argument("--tool", metavar="TOOL", help="short for global_profiler.tool=TOOL")
-    parser.add_argument("--nproc", type=at_least_one, default=2, metavar="N", help="number of processes (default: 2)")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="what runs it: torchrun (all roles in each process), or ray (a driver; each role has its own processes)",
+    )
+    parser.add_argument(
+        "--nproc",
+        type=at_least_one,
+        default=2,
+        metavar="N",
+        help="number of processes, with ray of each role (default: 2)",
+    )
     parser.add_argument("--steps", type=at_least_one, metavar="N", help="number of PPO steps")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the traces go")
     parser.add_argument("--config", type=Path, metavar="FILE", help="profiler config instead of the example's own")
@@ -62,24 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
     from rankscope.config import ConfigError, load_config
 
     example = find_example()
-    _need_torch()
+    _need("torch", "pip install rankscope-torch torch")
+    if arguments.engine == "ray":
+        _need("ray", "pip install ray")
     config_file = (arguments.config or example / "profile.yaml").expanduser()
     try:
         tool = [f"global_profiler.tool={arguments.tool}"] if arguments.tool else []
         overrides = [*tool, *arguments.overrides, *_save_path(arguments, config_file)]
         config = load_config(config_file, overrides)
-        wrapped = _wrap(config, config_file, overrides)
+        _refuse_what_cannot_work(config)
+        command = _command(arguments, example, config, config_file, overrides)
     except ConfigError as error:
         raise CommandError(str(error)) from error
     roles = [role for role in config.roles() if role.enable]
     paths = [config.global_profiler.save_path, *(role.save_path for role in roles if role.save_path)]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)),
-        *wrapped,
-        *(str(example / "train.py"), "--config", str(config_file)),
-        *(() if arguments.steps is None else ("--steps", str(arguments.steps))),
-        *overrides,
-    ]
     code = _run(command, output=sys.stderr if arguments.json else sys.stdout)
     captured = Captured([Path(path) for path in dict.fromkeys(paths)])
     if arguments.json:
@@ -108,15 +119,30 @@ def find_example(starts: Iterable[Path] | None = None) -> Path:
     )
 
 
-def _wrap(config: Config, config_file: Path, overrides: Sequence[str]) -> list[str]:
-    """The words that start each process with what its tools need; none where they need nothing.
+def _command(
+    arguments: argparse.Namespace, example: Path, config: Config, config_file: Path, overrides: Sequence[str]
+) -> list[str]:
+    """What is run. With Ray the driver itself gives each actor what its tools need."""
+    steps = [] if arguments.steps is None else ["--steps", str(arguments.steps)]
+    words = ["--config", str(config_file), *steps, *overrides]
+    if arguments.engine == "ray":
+        return [sys.executable, str(example / "train_ray.py"), "--nproc", str(arguments.nproc), *words]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)),
+        *_wrap(config, config_file, overrides),
+        str(example / "train.py"),
+        *words,
+    ]
+
+
+def _refuse_what_cannot_work(config: Config) -> None:
+    """Say now what else each process would say.
 
     Raises:
-        ConfigError: a tool cannot work here; said now, and not once by each process.
+        ConfigError: a tool cannot work here.
     """
     from rankscope import registry
     from rankscope.errors import ConfigError, Problem
-    from rankscope.launch import plan_launch
 
     problems = [
         Problem(role.tool_path, f"tool {tool!r} cannot work here: {answer.why}")
@@ -126,11 +152,28 @@ def _wrap(config: Config, config_file: Path, overrides: Sequence[str]) -> list[s
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _wrap(config: Config, config_file: Path, overrides: Sequence[str]) -> list[str]:
+    """The words that start each process with what its tools need; none where they need nothing."""
+    from rankscope.launch import plan_launch
+
     plan = plan_launch(config)
     if not plan.command_prefix and not plan.env:
         return []
     launch = [sys.executable, "-m", "rankscope", "launch", "--config", str(config_file), *overrides]
     return ["--no-python", *launch, "--", sys.executable]
+
+
+def _viewer(tool: str) -> str:
+    """How files of a tool are opened, in words of the tool."""
+    from rankscope import registry
+    from rankscope.errors import ConfigError
+
+    try:
+        return str(getattr(registry.load(tool), "viewer", ""))
+    except ConfigError:
+        return ""
 
 
 class Captured:
@@ -186,14 +229,12 @@ class Captured:
             )
         parts.extend(f"note: {note}" for note in self.notes)
         if files:
-            parts.append(
-                'To look at one: https://ui.perfetto.dev -> "Open trace file"; everything stays in the browser.'
-            )
+            tools = dict.fromkeys(row.tool for row, _ in self.rows if row.path)
+            parts.extend(f"To look at one: {text}" for tool in tools if (text := _viewer(tool)))
         return "\n\n".join(parts)
 
-    @staticmethod
-    def _cells(row: Row, stages: Sequence[StageTime]) -> tuple[str | int | None, ...]:
-        file = Path(row.path).name if row.path else f"{row.status}: {row.reason}"
+    def _cells(self, row: Row, stages: Sequence[StageTime]) -> tuple[str | int | None, ...]:
+        file = within(row.path, self.directories) if row.path else f"{row.status}: {row.reason}"
         return row.role, row.rank, row.step, row.tool, human_size(row.bytes), file, describe(stages)
 
     def as_data(self) -> dict[str, Any]:
@@ -209,11 +250,11 @@ class Captured:
         }
 
 
-def _need_torch() -> None:
+def _need(package: str, how: str) -> None:
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
-        raise CommandError("the demo needs torch; install it with: pip install rankscope-torch torch")
+    if find_spec(package) is None:
+        raise CommandError(f"the demo needs {package}; install it with: {how}")
 
 
 def _save_path(arguments: argparse.Namespace, config_file: Path) -> list[str]:

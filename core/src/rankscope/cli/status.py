@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _cells(row: Row, directory: Path) -> tuple[str | int | None, ...]:
     from rankscope.table import human_size
 
-    path = Path(row.path)
-    file = path.name if path.parent == directory else row.path
+    file = within(row.path, [directory])
     return row.role, row.rank, row.step, row.scope, row.tool, row.status, human_size(row.bytes), file, row.reason
+
+
+def within(path: str, directories: Iterable[Path]) -> str:
+    """A path as it lies in one of the directories; anywhere else, the whole of it."""
+    for directory in directories:
+        if path and Path(path).is_relative_to(directory):
+            return str(Path(path).relative_to(directory))
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -16,13 +17,27 @@ except ImportError as error:
     raise ImportError("rankscope.testing.BackendConformance needs pytest: pip install pytest") from error
 
 from rankscope.testing import scenarios as _scenarios  # noqa: F401 - fills RULES
-from rankscope.testing.lanes import Lane, Result
-from rankscope.testing.life import Facts
+from rankscope.testing.lanes import Lane, LaneClosed, Result
+from rankscope.testing.life import Ended, Facts
 from rankscope.testing.rules import RULES, Rule
 from rankscope.testing.server import given_factory
 
 _GUARD = "test_no_rule_is_weakened"
 _LINES = 25
+_BY_MOMENT = {
+    "in the middle of the rule": "never end the process from a hook; raise an Exception, which core contains",
+    "at its end": "what the tool's library left behind breaks the end of the process: let go of it in stop()",
+}
+
+
+def _test_of(name: str) -> Callable[[BackendConformance, Checked], None]:
+    def test(self: BackendConformance, rules: Checked) -> None:  # noqa: ARG001 - pytest calls it as a method
+        rules.check(name)
+
+    test.__name__ = f"test_{name}"
+    test.__qualname__ = f"BackendConformance.test_{name}"
+    test.__doc__ = RULES[name].text
+    return test
 
 
 class BackendConformance:
@@ -108,114 +123,35 @@ class BackendConformance:
             )
 
     # Before a capture.
-
-    def test_registers(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("registers")
-
-    def test_signatures(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("signatures")
-
-    def test_options(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("options")
-
-    def test_declarations(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("declarations")
-
-    def test_available(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("available")
-
-    def test_construction(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("construction")
-
+    test_registers = _test_of("registers")
+    test_signatures = _test_of("signatures")
+    test_options = _test_of("options")
+    test_declarations = _test_of("declarations")
+    test_available = _test_of("available")
+    test_construction = _test_of("construction")
     # Windows.
-
-    def test_lifecycle(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("lifecycle")
-
-    def test_outcome(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("outcome")
-
-    def test_restart(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("restart")
-
-    def test_discrete(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("discrete")
-
-    def test_early_end(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("early_end")
-
-    def test_exit(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("exit")
-
-    def test_faults(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("faults")
-
+    test_lifecycle = _test_of("lifecycle")
+    test_outcome = _test_of("outcome")
+    test_restart = _test_of("restart")
+    test_discrete = _test_of("discrete")
+    test_early_end = _test_of("early_end")
+    test_exit = _test_of("exit")
+    test_faults = _test_of("faults")
     # Spans.
-
-    def test_exceptions(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("exceptions")
-
-    def test_nesting(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("nesting")
-
-    def test_labels(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("labels")
-
-    def test_threads(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("threads")
-
-    def test_async(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("async")
-
-    def test_references(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("references")
-
+    test_exceptions = _test_of("exceptions")
+    test_nesting = _test_of("nesting")
+    test_labels = _test_of("labels")
+    test_threads = _test_of("threads")
+    test_async = _test_of("async")
+    test_references = _test_of("references")
     # The process and the others.
-
-    def test_surroundings(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("surroundings")
-
-    def test_fork(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("fork")
-
-    def test_collectives(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("collectives")
-
+    test_surroundings = _test_of("surroundings")
+    test_fork = _test_of("fork")
+    test_collectives = _test_of("collectives")
     # Files.
-
-    def test_places(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("places")
-
-    def test_names(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("names")
-
-    def test_relocation(self, rules: Checked) -> None:
-        """See the rule of this name."""
-        rules.check("relocation")
+    test_places = _test_of("places")
+    test_names = _test_of("names")
+    test_relocation = _test_of("relocation")
 
 
 class Checked:
@@ -240,24 +176,27 @@ class Checked:
         self._lanes: dict[bool, Lane] = {} if lanes is None else lanes
         self._shared = lanes is not None
         self._submitted: set[str] = set()
-        for name in ahead:
-            self._submit(RULES[name])
+        with contextlib.suppress(LaneClosed):  # each test finds out for itself
+            for name in ahead:
+                self._submit(RULES[name])
 
     def check(self, name: str) -> None:
         """Fail the running test where the rule is broken, and skip it where it cannot be tried."""
-        rule = RULES[name]
-        result = self.result(name)
-        if result.status == "skipped" and result.code == 0:
-            pytest.skip(result.seen)
-        problem = self._problem(rule, result)
+        problem = self.problem(name)
         if problem:
             pytest.fail(problem, pytrace=False)
+        result = self.result(name)
+        if result.status == "skipped":
+            pytest.skip(result.seen)
 
     def result(self, name: str) -> Result:
         """How a rule came out."""
         rule = RULES[name]
-        self._submit(rule)
-        return self._lanes[rule.light].result(self._id(rule))
+        try:
+            self._submit(rule)
+            return self._lanes[rule.light].result(self._id(rule))
+        except LaneClosed as closed:
+            pytest.fail(str(closed), pytrace=False)
 
     def close(self) -> None:
         """End what is still running."""
@@ -318,17 +257,19 @@ class Checked:
     def _module(self) -> dict[str, str]:
         return {"name": self._kind.__module__, "path": str(Path(inspect.getfile(self._kind)).absolute())}
 
-    def _problem(self, rule: Rule, result: Result) -> str:
+    def problem(self, name: str) -> str:
+        """What is wrong, for the author of the backend; empty where the rule holds or cannot be tried."""
+        rule, result = RULES[name], self.result(name)
         seen, mend = result.seen, result.mend
-        if result.status == "held" and result.code == 0:
+        if result.status in {"held", "skipped"} and result.code == 0:
             return ""
         if result.code is None:
             seen = f"the process did not end within {self._kind.seconds:g} seconds" + (f"; {seen}" if seen else "")
             mend = mend or "let no wait in a hook be without a deadline; where it hangs is in its output"
-        elif result.code != 0:
-            how = f"died of signal {-result.code}" if result.code < 0 else f"ended with exit status {result.code}"
-            seen = f"the process {how}" + (f"; {seen}" if seen else "")
-            mend = mend or "what the tool's library left behind breaks the end of the process"
+        elif result.status == "none" or result.code != 0:
+            when = "in the middle of the rule" if result.status == "none" else "at its end"
+            seen = f"the process {Ended(result.code)} {when}" + (f"; {seen}" if seen else "")
+            mend = mend or _BY_MOMENT[when]
         output = result.output.rstrip().splitlines()
         told = "".join(f"\n    {line}" for line in output[-_LINES:])
         return (

@@ -40,6 +40,10 @@ class Result:
     output: str = ""
 
 
+class LaneClosed(Exception):  # noqa: N818 - a state of affairs
+    """The server is gone; the text holds what it said last."""
+
+
 class Lane:
     """One server process.
 
@@ -89,6 +93,9 @@ class Lane:
 
         Args:
             job: ``id``, ``rule``, ``folder``, ``facts`` of the tool, ``subject``: module and name of the test class.
+
+        Raises:
+            LaneClosed: the server is gone.
         """
         self._asked[job["id"]] = dict(job)
         self._until += float(job["facts"]["seconds"]) + 5.0
@@ -99,7 +106,11 @@ class Lane:
             raise self._dead() from error
 
     def result(self, job: str) -> Result:
-        """Wait for a scenario that was handed over."""
+        """Wait for a scenario that was handed over.
+
+        Raises:
+            LaneClosed: the server is gone, or hangs.
+        """
         while job not in self._results:
             self._take()
         found = self._results[job]
@@ -134,9 +145,9 @@ class Lane:
             answer = json.loads(line)
             self._results[answer["id"]] = answer
 
-    def _dead(self) -> RuntimeError:
+    def _dead(self) -> LaneClosed:
         log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
-        return RuntimeError(f"the process that plays the scenarios has ended or hangs:\n{log}")
+        return LaneClosed(f"the process that plays the rules has ended or hangs; it said:\n{log}")
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

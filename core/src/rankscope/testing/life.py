@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rankscope import Context, DistProfiler
 
 ROLES = ("actor", "critic", "ref")
-_READ_BY_CORE = ("Options", "owns", "thread_bound", "suffix", "available", "launch", "collect")
+_READ_BY_CORE = ("Options", "owns", "thread_bound", "suffix", "available", "advice", "launch", "collect")
 STEPS = tuple(range(1, 10))
-NONE = "neither a file nor a word"
 
 
 class EndOfProcess(BaseException):
@@ -219,10 +218,10 @@ class Life:
         if self._subject is not None:
             self._subject.exercise()
 
-    def train(self, handle: DistProfiler, *, batches: int = 2) -> None:
+    def train(self, handle: DistProfiler) -> None:
         """One update stage with its mini-batches."""
         with annotate("actor_update", scheduled=True):
-            for number in range(batches):
+            for number in range(2):
                 with annotate(f"mini_batch{number}"):
                     self.exercise()
                 handle.step()
@@ -268,31 +267,31 @@ class Life:
 
     # What came of it.
 
-    def opened(self, save_path: Path | None = None) -> list[dict[str, Any]]:
+    def opened(self) -> list[dict[str, Any]]:
         """The ledger's record of each window that was opened."""
-        return read_ledger(save_path or self.save_path, "window", event="open", tool=self.tool)
+        return read_ledger(self.save_path, "window", event="open", tool=self.tool)
 
-    def artifacts(self, save_path: Path | None = None) -> list[dict[str, Any]]:
+    def artifacts(self) -> list[dict[str, Any]]:
         """The ledger's record of each file that came, or did not."""
         return [
             record
-            for record in read_ledger(save_path or self.save_path, "artifact", tool=self.tool)
+            for record in read_ledger(self.save_path, "artifact", tool=self.tool)
             if record["status"] != "exporting"
         ]
 
-    def published(self, save_path: Path | None = None) -> list[dict[str, Any]]:
+    def published(self) -> list[dict[str, Any]]:
         """The ledger's record of each file that came."""
-        return [record for record in self.artifacts(save_path) if record["status"] == "published"]
+        return [record for record in self.artifacts() if record["status"] == "published"]
 
-    def outcomes(self, save_path: Path | None = None) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    def outcomes(self) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """Each window with what came of it."""
-        told = self.artifacts(save_path)
+        told = self.artifacts()
         return [
             (window, [one for one in told if (one["pid"], one.get("window")) == (window["pid"], window["window"])])
-            for window in self.opened(save_path)
+            for window in self.opened()
         ]
 
-    def told(self, save_path: Path | None = None) -> None:
+    def told(self) -> None:
         """Every window left a file, or a word about why not.
 
         Raises:
@@ -300,24 +299,27 @@ class Life:
         """
         if not self.facts.writes_files:
             return
-        for window, outcome in self.outcomes(save_path):
+        for window, outcome in self.outcomes():
             if not outcome:
                 raise RuleBroken(
-                    f"{described(window)} left {NONE}",
+                    f"{described(window)} left neither a file nor a word",
                     "publish a file; where there is none to come, say why with context.store.missing(window, reason) "
                     "or with reservation.empty(reason)",
                 )
             for record in outcome:
                 if record["status"] != "published" and not record.get("reason"):
-                    raise RuleBroken(f"{described(window)} left no file, and an empty reason", "say why, in words")
+                    raise RuleBroken(
+                        f"{described(window)} left no file, and an empty reason",
+                        "give store.missing(window, reason), file.fail(reason) or file.empty(reason) a reason in words",
+                    )
 
-    def require_files(self, save_path: Path | None = None) -> list[dict[str, Any]]:
+    def require_files(self) -> list[dict[str, Any]]:
         """The files that came; where the tool said why none did, the rule cannot be tried here."""
-        files = self.published(save_path)
+        files = self.published()
         if not files:
             if not self.facts.writes_files:
                 raise NotHere("the tool writes no files (writes_files is False)")
-            reasons = dict.fromkeys(str(record.get("reason")) for record in self.artifacts(save_path))
+            reasons = dict.fromkeys(str(record.get("reason")) for record in self.artifacts())
             self.not_here(f"the tool left no file here: {'; '.join(reasons) or 'no reason given'}")
         return files
 

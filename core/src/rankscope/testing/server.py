@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,9 @@ class Server:
         self._playing: list[_Playing] = []
         self._begun = b""
         for name in setup["preload"]:
-            with contextlib.suppress(ImportError):  # the tool says by available() what it misses
-                importlib.import_module(name)
+            _try(importlib.import_module, name=name)  # the tool says by available() what it misses
         for module in setup["load"]:
-            with contextlib.suppress(Exception):  # each job that needs it tries again, and tells
-                load_module(**module)
+            _try(load_module, **module)  # each job that needs it tries again, and tells
         for name in _ALL_NEED:
             importlib.import_module(name)
         gc.collect()
@@ -134,6 +132,13 @@ class Server:
         code = os.waitstatus_to_exitcode(status) if in_time else None
         result = {"id": playing.job["id"], "code": code, **_result_of(Path(playing.job["folder"]))}
         os.write(self._results, json.dumps(result).encode() + b"\n")
+
+
+def _try(load: Callable[..., object], **facts: str) -> None:
+    try:
+        load(**facts)
+    except Exception:  # noqa: BLE001 - whatever modules do when they are imported
+        traceback.print_exc()
 
 
 def _kill(pid: int) -> None:

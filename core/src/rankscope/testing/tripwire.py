@@ -71,7 +71,7 @@ def torch_group(calls: list[str], rank: int = 0, size: int = 2) -> Iterator[bool
         Whether there is such a group: not where this process has not imported torch, or a torch without distributed.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available():
+    if torch is None or not _has_distributed(torch):
         yield False
         return
     dist: Any = torch.distributed
@@ -102,3 +102,9 @@ def torch_group(calls: list[str], rank: int = 0, size: int = 2) -> Iterator[bool
         yield True
     finally:
         dist.destroy_process_group()
+
+
+def _has_distributed(torch: Any) -> bool:
+    """Whether this torch (or a stand-in for it) can make process groups."""
+    distributed = getattr(torch, "distributed", None)
+    return distributed is not None and bool(distributed.is_available())

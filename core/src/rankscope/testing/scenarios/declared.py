@@ -9,11 +9,12 @@ import re
 import sys
 import threading
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope import Availability, Launch, registry
+from rankscope import Availability, ConfigError, Launch, registry
 from rankscope.config.options import build_options
 from rankscope.dispatch import HOOKS, bind
 from rankscope.errors import BackendError, error_text
@@ -186,12 +187,16 @@ def _problems(kind: type, values: Mapping[str, Any], path: str = "options") -> l
 
 @rule(light=True)
 def declarations(life: Life) -> None:
-    """What core reads from the class has the type it expects, and launch() and collect() keep their hands still."""
+    """What core reads from the class is of the right type, and launch() changes nothing in the launcher's process."""
     factory = life.factory
+    for name in ("owns", "available", "advice", "launch", "collect"):
+        if inspect.isclass(factory) and inspect.isfunction(inspect.getattr_static(factory, name, None)):
+            raise RuleBroken(f"{name}() needs an object", "make it a static or a class method: core has none to ask")
+    defaults = build_options(factory.Options, {}, life.tool)[0]
     owns: Any = getattr(factory, "owns", frozenset())
     if callable(owns):
-        owns = owns(build_options(factory.Options, {}, life.tool)[0])
-    if isinstance(owns, str) or not all(isinstance(name, str) for name in _iterated(owns)):
+        owns = owns(defaults)
+    if not _texts(owns):
         raise RuleBroken(f"owns is {owns!r}", 'make it a set of names, e.g. frozenset({"cupti"})')
     suffix = getattr(factory, "suffix", "")
     if not isinstance(suffix, str) or (suffix and not suffix.startswith(".")):
@@ -199,31 +204,34 @@ def declarations(life: Life) -> None:
     bound = getattr(factory, "thread_bound", False)
     if not isinstance(bound, (bool, property)):
         raise RuleBroken(f"thread_bound is {bound!r}", "make it True or False")
-    for name in ("available", "launch", "collect"):
-        if inspect.isclass(factory) and not isinstance(
-            inspect.getattr_static(factory, name, None), (staticmethod, classmethod, type(None))
-        ):
-            raise RuleBroken(f"{name}() needs an object", "make it a static or a class method: core has none to ask")
-    if not hasattr(factory, "launch") or not life.availability().available:
-        return
+    advice = factory.advice(defaults) if hasattr(factory, "advice") else ()
+    if not _texts(advice):
+        raise RuleBroken(f"advice() returned {advice!r}", "return a list of texts, empty where there is nothing to say")
+    if hasattr(factory, "launch") and life.availability().available:
+        _check_launch(life)
+
+
+def _check_launch(life: Life) -> None:
     with life.seen_made() as made:
         life.handle().close()
     before = Surroundings.now()
-    launch = factory.launch(made[0].options, made[0].context)
+    try:
+        launch = life.factory.launch(made[0].options, made[0].context)
+    except ConfigError:  # a program that it needs is missing here, which is an answer
+        launch = Launch()
     before.require_same("after launch()")
     if not isinstance(launch, Launch):
         raise RuleBroken(f"launch() returned {launch!r}", "return a rankscope.Launch")
-    prefix: Any = launch.command_prefix
-    texts = [*launch.env, *launch.env.values(), *prefix]
-    if not all(isinstance(text, str) for text in texts) or isinstance(prefix, str):
+    if not (_texts(launch.env) and _texts(launch.env.values()) and _texts(launch.command_prefix)):
         raise RuleBroken(f"launch() returned {launch}", "variables and words of the command are texts")
 
 
-def _iterated(value: Any) -> Iterator[Any]:
+def _texts(values: Any) -> bool:
+    """Whether it is a collection of texts, and not a text itself, which is one of letters."""
     try:
-        return iter(value)
+        return not isinstance(values, str) and all(isinstance(value, str) for value in values)
     except TypeError:
-        return iter((value,))
+        return False
 
 
 @rule(light=True)
@@ -286,7 +294,7 @@ def construction(life: Life) -> None:
         before = _held()
 
         def compare() -> None:
-            found.extend(sorted(_held() - before))
+            found.extend(sorted((_held() - before).elements()))
 
         return compare
 
@@ -299,16 +307,16 @@ def construction(life: Life) -> None:
         raise RuleBroken(f"making the object wrote {_list(files)}", "write in stop()")
 
 
-def _held() -> set[str]:
-    """What this process holds: files, threads, children, devices."""
-    held = {f"the thread {thread.name!r}" for thread in threading.enumerate()}
+def _held() -> Counter[str]:
+    """What this process holds, and how often: files, threads, children, devices."""
+    held = Counter(f"the thread {thread.name!r}" for thread in threading.enumerate())
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that lists them
-            held.add(f"the open file {entry.readlink()}")
+            held[f"the open file {entry.readlink()}"] += 1
     for task in Path("/proc/self/task").iterdir():
         held.update(f"the process {child}" for child in (task / "children").read_text().split())
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
-        held.add("an initialised CUDA")
+        held["an initialised CUDA"] += 1
     return held

@@ -45,8 +45,9 @@ def fork(life: Life) -> None:
     with annotate("before"):
         life.exercise()
 
+    seen: set[str] = set()
+
     def child() -> None:
-        seen = tree(life.save_path)
         with annotate("in_the_child"):
             handle.step()
         handle.stop(last=True)
@@ -57,6 +58,7 @@ def fork(life: Life) -> None:
             raise RuntimeError(f"the child wrote {sorted(new)}")
 
     with annotate("around"):
+        seen |= tree(life.save_path)  # now: a tool may have begun a file when this span began
         ended = life.forked(child)
     if ended.code != 0:
         raise RuleBroken(

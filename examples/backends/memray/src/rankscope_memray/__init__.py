@@ -43,6 +43,7 @@ class MemrayBackend:
     Options = MemrayOptions
     owns: frozenset[str] = frozenset({"allocation_tracker"})
     suffix = ".memray.bin"
+    viewer = "memray flamegraph FILE"
 
     @staticmethod
     def available() -> Availability:

@@ -50,6 +50,7 @@ class VizTracerBackend:
     owns: frozenset[str] = frozenset({"sys.setprofile"})
     thread_bound = True  # Python's hook for calls belongs to the thread that sets it
     suffix = ".json.gz"
+    viewer = "https://ui.perfetto.dev"
 
     @staticmethod
     def available() -> Availability:

@@ -21,7 +21,7 @@ if "exit" in FAULTS:
 class PrecisionDebugger:
     _instance: Any = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> PrecisionDebugger:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls._instance is None:
             cls._instance = super().__new__(cls)
             cls._instance.initialized = False

@@ -16,7 +16,7 @@ from rankscope.artifacts.ledger import FOLDER, Ledger, read_ledgers
 from rankscope.artifacts.recover import recover
 from rankscope.finish import FinishCommand, claim_once
 from rankscope.host import host_name
-from rankscope.integrations.ray_actor import HandleFacts, Reply, caught, light, reply
+from rankscope.integrations.actors.inside import HandleFacts, Reply, caught, light, reply
 from rankscope.topology import run_id
 from rankscope.types import Artifact
 
@@ -105,28 +105,23 @@ def leave_command(actor: object, save_paths: Sequence[str]) -> Reply:
     return reply()
 
 
-def run_for_the_dead(
-    facts: HandleFacts, token: str, node: str, gone: Sequence[Process], run: str
-) -> str:
-    """On a node whose actors are all dead: run the finish command for what they left, if nobody else does.
+def run_for_the_dead(facts: HandleFacts, token: str, gone: Sequence[Process]) -> str:
+    """On a node whose actors are all dead: run the finish command for what they left.
 
     Args:
         facts: of the profiler of one of them.
-        token, node: as of `claim_directory`.
+        token: as of `claim_directory`.
         gone: the processes.
-        run: their run id.
 
     Returns:
         What was done, in words.
     """
     save_path = facts.save_path
+    _unclaim(save_path, token)
     recover(Path(save_path))
     files = _left_by(save_path, gone)
     if not files or facts.command is None:
         return "they left no file"
-    if claim_directory(None, save_path, token, node) != node:
-        return "another node runs the finish command for this directory"
-    _unclaim(save_path, token)
     result = FinishCommand(
         facts.command,
         save_path=save_path,
@@ -137,17 +132,12 @@ def run_for_the_dead(
         steps=facts.steps,
         world_size=facts.world_size,
         host=host_name(),
-        run_id=run,
+        run_id=run_id(),
         artifacts=files,
         timeout=facts.timeout,
-        ledger=Ledger(save_path, host=host_name(), run_id=run),
+        ledger=Ledger(save_path, host=host_name(), run_id=run_id()),
     ).run()
     return result.error or f"the finish command ended with {result.exit_code}"
-
-
-def this_run() -> str:
-    """The run id of this process, for processes that speak for it."""
-    return run_id()
 
 
 def _claim(save_path: str, token: str) -> Path:
@@ -161,10 +151,11 @@ def _unclaim(save_path: str, token: str) -> None:
 
 
 def _left_by(save_path: str, gone: Sequence[Process]) -> list[Artifact]:
-    """The files of processes that cannot be asked any more."""
+    """The files of processes of this run that cannot be asked any more."""
     found: dict[str, Artifact] = {}
-    for record in read_ledgers(save_path) if gone else ():
-        if record["kind"] != "artifact" or (record["host"], record["pid"]) not in gone:
+    wanted = {(host, pid, run_id()) for host, pid in gone}
+    for record in read_ledgers(save_path) if wanted else ():
+        if record["kind"] != "artifact" or (record["host"], record["pid"], record["run_id"]) not in wanted:
             continue
         path = Path(str(record.get("path") or ""))
         if record.get("status") == "published" and path.exists():

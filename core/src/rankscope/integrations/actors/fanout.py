@@ -1,4 +1,4 @@
-"""One call to many workers: a bounded number in flight, one deadline for all, and nobody waits for those who are silent.
+"""One call to many workers: a bounded number in flight, one deadline for all, and who is silent holds up nobody.
 
 Knows no framework: how a call is sent and waited for is given by the caller.
 """
