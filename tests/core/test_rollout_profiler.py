@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rollout_kit import Server, config, names, records, rows, servers, wait_for
+from rollout_server import made_up
 
 from rankscope import ConfigError, ProfileController
 from rankscope.rollout import EngineLaunch, Layout, Replica, ReplicaResult, RolloutError, RolloutProfiler
@@ -353,13 +354,19 @@ def test_servers_that_are_not_there_or_cannot_profile(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("lenient")
 def test_a_dead_server_does_not_hurt(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with servers(tmp_path, {}, {}, gpus=2) as engines, profiler(out, engines, close_patience=0.2) as rollout:
+    with (
+        servers(tmp_path, {}, {}, gpus=2) as engines,
+        profiler(out, engines, patience=1.0, close_patience=0.2) as rollout,
+    ):
         rollout.start_profile(step=1)
         os.kill(engines[1].process.pid, signal.SIGKILL)
         engines[1].process.wait()
         rollout.stop_profile()
         assert [one[0] for one in failed(rollout)] == [1]
         assert len(rollout.relocate_profile()) == 2
+        rollout.start_profile(step=2)
+        assert [one[1] for one in failed(rollout)] == ["stop", "start"]
+        assert "refused" in failed(rollout)[1][2]
     assert [row[2] for row in rows(out) if row[1] == 1] == ["published", "published", "failed", "failed"]
 
 
@@ -573,6 +580,28 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("knows nothing of these options") == 1
     assert rollout.launch(1).arguments["profiler_config"]["torch_profiler_with_stack"] is True
     rollout.close_profile()
+
+
+def test_an_engine_that_was_told_all_at_its_launch_is_not_called(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    folder = out / "agent_loop_rollout_replica_0"
+    rollout = profiler(
+        out,
+        [],
+        engine="trtllm",
+        engine_options={"by_environment": True},
+        replicas=[Replica(0)],
+        options={"profile_token_start": 3, "profile_token_end": 5},
+        patience=0.0,
+        close_patience=5.0,
+    )
+    assert rollout.launch(0).env["TLLM_TORCH_PROFILE_TRACE"] == str(folder / "trace.json")
+    assert rollout.start_profile(step=1) is True
+    for rank in range(2):
+        (folder / f"trace-rank-{rank}.json").write_bytes(made_up(rank, 2, compressed=False))
+    rollout.stop_profile()
+    rollout.close_profile()
+    assert names(out) == [f"rollout-replica0-globalrank{rank}_step1_trace-rank-{rank}.json" for rank in range(2)]
 
 
 def test_nsys_leaves_its_files_elsewhere(tmp_path: Path) -> None:

@@ -20,12 +20,10 @@ def test_this_verl_is_one_that_rankscope_was_written_for() -> None:
 
 
 def test_verl_finds_the_plugin_by_its_entry_point() -> None:
-    import verl  # noqa: F401
+    import verl.utils.profiler
     from rankscope_verl import install
 
     found = importlib.metadata.entry_points(group="verl.plugins")
     assert [entry.value for entry in found if entry.name == "rankscope"] == ["rankscope_verl.plugin"]
-    import verl.utils.profiler
-
     assert install.in_place()
     assert verl.utils.profiler.DistProfiler.start.__wrapped__.__module__ == "verl.utils.profiler.profile"

@@ -111,7 +111,9 @@ class Theirs:
 def test_changes_are_made_and_undone() -> None:
     before = dict(vars(Theirs))
     changes = Changes()
-    changes.replace(Theirs, "greet", "self, name, loud", lambda old: lambda self, name, loud=False: old(self, name) + "!")
+    changes.replace(
+        Theirs, "greet", "self, name, loud", lambda old: lambda self, name, loud=False: old(self, name) + "!"
+    )
     changes.replace(Theirs, "make", "cls, size", lambda old: classmethod(lambda cls, size: old.__func__(cls, size + 1)))
     changes.put(Theirs, "more", 1)
     changes.put(Theirs, "more", 2)
@@ -249,15 +251,8 @@ def test_an_error_in_the_plugin_leaves_verl_as_it_was(
 
 
 def test_a_program_that_does_not_want_plugins_gets_verl_as_it_is() -> None:
-    """verl's own switch; also shows that importing verl without profiling imports nothing of rankscope's tools."""
-    program = (
-        "import sys, verl, verl.utils.profiler as p; "
-        "print(p.DistProfiler.start.__module__, hasattr(p.DistProfiler.start, '__wrapped__'), 'rankscope_torch' in "
-        "sys.modules, 'pluggy' in sys.modules, any(n.startswith('rankscope_verl') for n in sys.modules))"
-    )
-    printed = {}
-    for policy in ("none", "auto"):
-        env = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": policy}
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
-        printed[policy] = done.stdout.split()[1:]
-    assert printed == {"none": ["False", "False", "False", "False"], "auto": ["True", "False", "False", "True"]}
+    program = "import sys, verl, verl.utils.profiler as p; print(hasattr(p.DistProfiler.start, '__wrapped__'), "
+    program += "any(name.startswith('rankscope') for name in sys.modules))"
+    env = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.split() == ["False", "False"]

@@ -113,33 +113,76 @@ def plan_launch(
     Raises:
         ConfigError: everything that is wrong with the config, or two tools that need contradicting things.
     """
-    loaded = load_config(config, tuple(overrides), check_tools="names")
-    sections = loaded.roles() if roles is None else [loaded.role(role) for role in roles]
-    place = _Place(rank, world_size, local_rank, total_steps)
-    asked: dict[str, ToolLaunch] = {}
-    reasons: dict[str, str] = {}
-    unknown: list[str] = []
-    for section in sections:
-        name = section.role or "*"
-        if not section.paths:
-            unknown.append(" ".join(section.notes))
-        selected, reasons[name] = _selected(loaded, section, place)
-        if not selected:
-            continue
-        loaded = load_config(loaded)  # imports the tools and checks their options
-        for tool in section.tools:
-            if tool not in asked:
-                asked[tool] = _ask(tool, loaded, section, place)
-    tools = tuple(asked.values())
-    _refuse_clashes(tools)
-    return LaunchPlan(
-        tools,
-        _merged(tools, lambda launch: launch.env, "environment variable"),
-        _prefix(tools),
-        _merged(tools, lambda launch: launch.runtime_env, "runtime_env entry"),
-        reasons,
-        tuple(unknown),
-    )
+    planner = LaunchPlanner(config, roles=roles, world_size=world_size, total_steps=total_steps, overrides=overrides)
+    return planner.plan(rank, local_rank)
+
+
+class LaunchPlanner:
+    """`plan_launch` for many ranks: the config is read, and the tools are imported and their options checked, once.
+
+    Args:
+        config: as of `DistProfiler`.
+        roles: the roles of each process; by default every role of the config.
+        world_size: number of ranks, or None.
+        total_steps: last step of the run, where it is known.
+        overrides: ``key=value`` texts on top of the config.
+
+    Raises:
+        ConfigError: everything that is wrong with the config.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        roles: Iterable[str] | None = None,
+        world_size: int | None = None,
+        total_steps: int | None = None,
+        overrides: Iterable[str] = (),
+    ) -> None:
+        self._config = load_config(config, tuple(overrides), check_tools="names")
+        self._world_size, self._total_steps = world_size, total_steps
+        self._sections = self._config.roles() if roles is None else [self._config.role(role) for role in roles]
+        self._unknown = tuple(" ".join(section.notes) for section in self._sections if not section.paths)
+        self._tools: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._checked = False
+
+    def plan(self, rank: int, local_rank: int | None = None) -> LaunchPlan:
+        """The plan of one rank; see `plan_launch`.
+
+        Raises:
+            ConfigError: as of `plan_launch`.
+        """
+        place = _Place(rank, self._world_size, local_rank, self._total_steps)
+        asked: dict[str, ToolLaunch] = {}
+        reasons: dict[str, str] = {}
+        for number, section in enumerate(self._sections):
+            name = section.role or "*"
+            selected, reasons[name] = _selected(self._config, section, place)
+            for tool in section.tools if selected else ():
+                if tool not in asked:
+                    asked[tool] = _ask(_context(tool, self._config, section, place), section, *self._tool(tool, number))
+        tools = tuple(asked.values())
+        _refuse_clashes(tools)
+        return LaunchPlan(
+            tools,
+            _merged(tools, lambda launch: launch.env, "environment variable"),
+            _prefix(tools),
+            _merged(tools, lambda launch: launch.runtime_env, "runtime_env entry"),
+            reasons,
+            self._unknown,
+        )
+
+    def _tool(self, tool: str, number: int) -> tuple[Any, Any]:
+        """A tool and its options in a role, made when the first rank wants it."""
+        if not self._checked:
+            load_config(self._config)  # imports the tools and checks their options
+            self._checked = True
+        if (tool, number) not in self._tools:
+            section = self._sections[number]
+            factory = registry.load(tool, section.tool_path)
+            self._tools[tool, number] = (factory, tool_options(factory, section, tool)[0])
+        return self._tools[tool, number]
 
 
 def _selected(config: Config, section: RoleConfig, place: _Place) -> tuple[bool, str]:
@@ -156,11 +199,8 @@ def _selected(config: Config, section: RoleConfig, place: _Place) -> tuple[bool,
     return selection.selected, selection.reason
 
 
-def _ask(tool: str, config: Config, section: RoleConfig, place: _Place) -> ToolLaunch:
-    factory = registry.load(tool, section.tool_path)
-    options, _ = tool_options(factory, section, tool)
-    context = _context(tool, config, section, place)
-    launch = Launch()
+def _ask(context: Context, section: RoleConfig, factory: Any, options: Any) -> ToolLaunch:
+    tool, launch = context.tool, Launch()
     if hasattr(factory, "launch"):
         try:
             launch = factory.launch(options, context)

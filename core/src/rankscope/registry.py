@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import os
 import re
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -58,6 +60,23 @@ class ToolInfo:
 
 def providers() -> dict[str, list[ToolInfo]]:
     """Every entry point of the group by tool, also where several distributions claim one name. Imports none."""
+    return {tool: list(infos) for tool, infos in _providers(_places()).items()}
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Where distributions may lie, with the time of the latest change: reading their metadata costs milliseconds."""
+    places = []
+    for path in sys.path:
+        try:
+            changed = os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - a path object costs more than the call
+        except OSError:
+            changed = 0
+        places.append((path, changed))
+    return tuple(places)
+
+
+@functools.lru_cache(maxsize=1)
+def _providers(places: tuple[tuple[str, int], ...]) -> dict[str, list[ToolInfo]]:  # noqa: ARG001 - the cache's key
     found: dict[str, dict[tuple[str, str], ToolInfo]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         name, version = _provider(entry)

@@ -36,7 +36,7 @@ def test_a_stage_that_cannot_be_dumped_is_told_once_and_the_training_goes_on(
     assert ended.code == 0, ended.err
     assert ended.facts == {"raised": [], "faults": []}
     for stage in (LOG_PROB, UPDATE):
-        [said] = [message for message in ended.said(reason, "warning") if message["scope"] == stage]
+        [said] = [message for message in ended.said(reason, "warning") if message.get("scope") == stage]
         assert said["step"] == 1
     records = kit.ledger(ended.path, "artifact")
     assert [(record["step"], record["scope"]) for record in records] == [

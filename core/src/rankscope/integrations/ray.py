@@ -15,9 +15,18 @@ from rankscope.integrations.actors.calls import ActorCallError
 from rankscope.integrations.actors.group import ActorGroup, Deadlines
 from rankscope.integrations.actors.inside import Place, ProfiledRayActor
 from rankscope.integrations.actors.members import Member, State
-from rankscope.integrations.ray_env import runtime_env
+from rankscope.integrations.ray_env import runtime_env, runtime_envs
 
-__all__ = ["ActorCallError", "Deadlines", "Member", "Place", "ProfiledRayActor", "RayGroup", "runtime_env"]
+__all__ = [
+    "ActorCallError",
+    "Deadlines",
+    "Member",
+    "Place",
+    "ProfiledRayActor",
+    "RayGroup",
+    "runtime_env",
+    "runtime_envs",
+]
 
 _LONGEST = 300
 """Characters of an error of Ray that are told."""

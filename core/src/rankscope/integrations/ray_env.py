@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope import environment
 from rankscope.errors import ConfigError, Problem
-from rankscope.launch import LaunchPlan, plan_launch
+from rankscope.launch import LaunchPlan, LaunchPlanner
 from rankscope.log import get_logger
 
 _PATH = "runtime_env"
@@ -51,15 +51,37 @@ def runtime_env(
     Raises:
         ConfigError: everything that is wrong with the config, or an entry that both sides want differently.
     """
-    plan = plan_launch(
-        config,
-        roles=roles,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        total_steps=total_steps,
-        overrides=overrides,
-    )
+    planner = LaunchPlanner(config, roles=roles, world_size=world_size, total_steps=total_steps, overrides=overrides)
+    return _merge(planner.plan(rank, local_rank), base)
+
+
+def runtime_envs(
+    config: Any,
+    *,
+    world_size: int,
+    roles: Iterable[str] | None = None,
+    total_steps: int | None = None,
+    base: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+) -> list[dict[str, Any]]:
+    """The ``runtime_env`` of every rank, as ``runtime_env`` gives it for one; much faster where there are many.
+
+    Args:
+        config: as of `DistProfiler`.
+        world_size: number of ranks.
+        roles: the roles that will live in each process; by default every role of the config.
+        total_steps: last step of the run, where it is known.
+        base: the user's own ``runtime_env``; left alone.
+        overrides: ``key=value`` texts on top of the config.
+
+    Raises:
+        ConfigError: as of `runtime_env`.
+    """
+    planner = LaunchPlanner(config, roles=roles, world_size=world_size, total_steps=total_steps, overrides=overrides)
+    return [_merge(planner.plan(rank), base) for rank in range(world_size)]
+
+
+def _merge(plan: LaunchPlan, base: Mapping[str, Any] | None) -> dict[str, Any]:
     merged: dict[str, Any] = dict(base or {})
     if not plan.tools:
         return merged

@@ -197,7 +197,10 @@ class Driver:
             self.uncertain.pop(index, None)
             return ReplicaResult(index, action, True, outcome.seconds, note=_ENDED)
         error = self._explained(outcome.error)
-        self.uncertain[index] = f"its stop failed: {error}"
+        if "Connection refused" in outcome.error:  # its server is gone, and with it what it recorded
+            self.uncertain.pop(index, None)
+        else:
+            self.uncertain[index] = f"its stop failed: {error}"
         return ReplicaResult(index, action, False, outcome.seconds, error)
 
     def _explained(self, error: str) -> str:

@@ -6,11 +6,14 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankscope import DistProfiler, annotate
+from rankscope import annotate
 from rankscope.errors import ConfigError, FaultError
 from rankscope_verl.settings import ROLES, Setting, at_path
+
+if TYPE_CHECKING:
+    from rankscope import DistProfiler
 
 R = TypeVar("R")
 
@@ -114,6 +117,8 @@ class Drive:
     def handle(self) -> DistProfiler:
         """The handle, made when it is first needed: an inner worker has none until somebody starts it."""
         if self._handle is None:
+            from rankscope import DistProfiler
+
             _close_abandoned()
             try:
                 self._handle = DistProfiler(self.setting.config, role=self.setting.role, rank=self.rank)

@@ -91,7 +91,7 @@ def read(config: Any, tool_config: Any, prefix: str | None) -> Setting | None:
         return None
     _check_installed(tools)
     role = ROLES.get(prefix or "", prefix or NAMELESS).replace("_", "-")
-    blocks = _blocks(section.get("tool_config"), tools)
+    blocks = _blocks(getattr(config, "tool_config", None), tools)
     picked = plain(tool_config)
     if len(tools) == 1 and isinstance(picked, dict) and picked and tools[0] not in picked:
         blocks[tools[0]] = picked
@@ -181,7 +181,7 @@ def _tell_no_tool(job: Mapping[str, Any]) -> None:
 
 
 def _blocks(value: Any, tools: tuple[str, ...]) -> dict[str, Any]:
-    """Options by tool; verl's own tests hand over the options of the one tool without its name."""
+    """Options by tool. By hand, some hand over the options of the one tool without its name."""
     found = plain(value)
     if not isinstance(found, dict):
         return {}

@@ -72,6 +72,7 @@ class NodeFinish:
         self._per_node = per_node
         self._token = secrets.token_hex(8)
         self._files: dict[Member, Sequence[Artifact]] = {}
+        self._on_node: dict[str, list[Member]] = defaultdict(list)
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._errands: dict[Hashable, str] = {}
@@ -147,6 +148,10 @@ class NodeFinish:
     # The finish command.
 
     def _run_commands(self) -> None:
+        self._on_node = defaultdict(list)
+        for member in self._calls.members:
+            if member.place is not None and member.alias_of is None:
+                self._on_node[member.node].append(member)
         for path, due in self._due().items():
             self._run_for(path, due)
 
@@ -166,9 +171,9 @@ class NodeFinish:
     def _run_for(self, path: str, due: Mapping[str, Pairs]) -> None:
         named = _distinct(member for pairs in due.values() for member, facts in pairs if facts.named)
         self._run(path, [_Team([], [member], []) for member in named if member.state == FINE], alone=True)
-        teams = self._teams(
-            path, {node: [pair for pair in pairs if pair[0] not in named] for node, pairs in due.items()}
-        )
+        chosen = set(named)
+        rest = {node: [pair for pair in pairs if pair[0] not in chosen] for node, pairs in due.items()}
+        teams = self._teams(path, rest)
         speakers = self._run(path, teams, alone=False)
         if speakers:
             self._calls.logger.info(
@@ -177,8 +182,8 @@ class NodeFinish:
                 by="; ".join(f"{speaker} on node {speaker.node[:12]}" for speaker in speakers[:8]),
                 directories=len(speakers),
             )
-        everyone = _distinct(member for pairs in due.values() for member, _ in pairs)
-        silent = [member for member in everyone if member not in speakers and member not in named]
+        done = {*named, *speakers}
+        silent = _distinct(member for pairs in due.values() for member, _ in pairs if member not in done)
         self._leave(path, [member for member in silent if not member.dead])
         for team in teams:
             if not team.able and team.dead:
@@ -243,13 +248,10 @@ class NodeFinish:
 
     def _what(self, path: str, team: _Team, speaker: Member, *, alone: bool) -> dict[str, Any]:
         """What one process has to know to speak for others."""
-        nodes = set(team.nodes)
         others: list[Artifact] = []
         gone = []
-        for member in () if alone else self._calls.members:
-            if member.place is None or member.alias_of is not None or member.node not in nodes:
-                continue
-            if member.dead:
+        for member in () if alone else (member for node in team.nodes for member in self._on_node[node]):
+            if member.dead and member.place is not None:
                 gone.append((member.place.host, member.place.pid))
             elif member is not speaker:
                 others += [file for file in self._files.get(member, ()) if Path(path) in file.path.parents]
