@@ -64,6 +64,8 @@ Attributes that core reads from the entry point's object (all optional but ``Opt
 ``over_budget``   method -> reason or None, asked at span and step boundaries; a reason ends the window early. None, or
                   no such attribute, where nothing limits it: then it costs nothing.
 ``suffix``        file name ending of its artifacts, shown by ``rankscope plan``.
+``planned(step, rank)``  static or class method -> text: where its file will lie below the save path, where it is not a
+                  name of the store's.
 ``viewer``        text: how its files are opened.
 ``available()``   static or class method -> Availability. No: a config error before training on ranks that want it. Yes
                   with a reason: it works, and the reason says once what will be missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rankscope.config import Config, RoleConfig, tool_options
@@ -59,6 +59,7 @@ class _Tool:
     name: str
     discrete: bool
     suffix: str
+    planned: Callable[[int, int], str] | None = None
 
 
 def make_plan(
@@ -150,10 +151,11 @@ def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: lis
             discrete = common.discrete
             warnings.extend(f"{role.options_path(name)}: {text}" for text in advice(factory, options))
             suffix = str(getattr(factory, "suffix", ""))
+            planned = getattr(factory, "planned", None)
         except ConfigError as error:
             warnings.extend(str(problem) for problem in error.problems)
-            discrete, suffix = role.options(name).get("discrete") is True, ""
-        tools.append(_Tool(name, discrete, suffix))
+            discrete, suffix, planned = role.options(name).get("discrete") is True, "", None
+        tools.append(_Tool(name, discrete, suffix, planned))
         if discrete and config.global_profiler.profile_continuous_steps:
             warnings.append(
                 f"{role.path}: {name} has discrete true, so each stage gets a file of its own and "
@@ -201,6 +203,8 @@ def _labels(config: Config, total_steps: int | None) -> dict[int, int]:
 
 
 def _file(role: str, tool: _Tool, step: int, rank: int, world_size: int) -> str:
+    if tool.planned is not None:
+        return str(tool.planned(step, rank))
     from rankscope.artifacts.names import file_pattern
 
     scope = _STAGE if tool.discrete else "train"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _told: set[str] = set()
-"""Tools of which this process has said already what will be missing."""
+"""What this process has said already of its tools: what will be missing, and what is good to know."""
 
 _PATIENCE = 2.0
 """Seconds that the end of a handle waits for a thread that has to stop a window."""
@@ -193,6 +193,10 @@ class DistProfiler:
         if answer.reason and name not in _told:
             _told.add(name)
             self.logger.warning(f"{name}: {answer.why}")
+        for text in registry.advice(factory, options):
+            if f"{name}: {text}" not in _told:
+                _told.add(f"{name}: {text}")
+                self.logger.info(f"{name}: {text}")
         for other in shutdown.handles():
             for tool in other.tools:
                 both = sorted(tool.owned & registry.owned(factory, options))

@@ -168,10 +168,10 @@ def test_another_package_of_that_name_is_told_apart(site: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "available", "words"),
     [
-        ("26.2.0", True, "3 to 10 times as long"),
-        ("26.0.0", True, "3 to 10 times as long"),
+        ("26.2.0", True, ""),
+        ("26.0.0", True, ""),
         ("8.3.0", False, "mindstudio-probe 8.3.0 is too old"),
-        (None, True, "3 to 10 times as long"),
+        (None, True, ""),
     ],
 )
 def test_versions(site: Path, version: str | None, available: bool, words: str) -> None:

@@ -14,7 +14,7 @@ from rankscope.errors import error_text, listing
 from rankscope.ranges import compact
 from rankscope_precision_debugger import stages
 from rankscope_precision_debugger.dumps import Place, claim, look
-from rankscope_precision_debugger.installed import availability
+from rankscope_precision_debugger.installed import COST, availability
 from rankscope_precision_debugger.options import PrecisionDebuggerOptions
 from rankscope_precision_debugger.probe import ProbeError, probe
 from rankscope_precision_debugger.settings import Settings, plain_path
@@ -35,11 +35,22 @@ class PrecisionDebuggerBackend:
 
     Options = PrecisionDebuggerOptions
     owns = frozenset({"msprobe"})
+    viewer = "dump.json in the folder, or msprobe compare with the dump of another run"
+
+    @staticmethod
+    def planned(step: int, rank: int) -> str:
+        """Where the dumps of a step will lie."""
+        return f"step_{step}/*/step{step}/rank{rank}"
 
     @staticmethod
     def available() -> Availability:
-        """Whether MindStudio's msprobe is installed, and what it costs; it is not imported."""
+        """Whether MindStudio's msprobe is installed; it is not imported."""
         return availability()
+
+    @staticmethod
+    def advice(options: PrecisionDebuggerOptions) -> list[str]:  # noqa: ARG004
+        """What it costs."""
+        return [COST]
 
     def __init__(self, context: Context, options: PrecisionDebuggerOptions) -> None:
         self.context = context

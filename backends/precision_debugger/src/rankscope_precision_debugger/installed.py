@@ -16,7 +16,7 @@ _HINT = f"pip install {DISTRIBUTION}"
 
 
 def availability() -> Availability:
-    """Yes, with what it costs; or no, and what to install. Imports nothing."""
+    """Yes; or no, and what to install. Imports nothing."""
     try:
         return _availability()
     except Exception as error:  # noqa: BLE001 - whatever lies in site-packages
@@ -42,7 +42,7 @@ def _availability() -> Availability:
     numbers = [int(word) for word in (version or "").split(".")[:2] if word.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
         return Availability(False, f"{DISTRIBUTION} {version} is too old", f"pip install '{DISTRIBUTION}>=26.0'")
-    return Availability(True, COST)
+    return Availability(True)
 
 
 def _version(distribution: str) -> str | None:

@@ -93,7 +93,7 @@ def _reason(row: PlanRow) -> str:
 
 
 def _any_rank(row: PlanRow) -> str | None:
-    return row.file and re.sub(rf"(?<=_)rank{row.rank}(?=[-_])", "rank*", row.file, count=1)
+    return row.file and re.sub(rf"(?<=[_/])rank{row.rank}(?=[-_]|$)", "rank*", row.file, count=1)
 
 
 def _standard_input() -> Any:
