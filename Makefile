@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger
+MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger integrations/verl
 EXAMPLES := $(patsubst %/pyproject.toml,%,$(wildcard examples/backends/*/pyproject.toml))
 STAMP := $(VENV)/.stamp
 DEV := $(shell sed -n '/^dev = \[/,/^\]/s/^  "\(.*\)",$$/\x22\1\x22/p' pyproject.toml)

@@ -14,7 +14,11 @@ import pytest
 from rankscope import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMBERS = {"core": "rankscope", **{f"backends/{tool}": package for tool, package in registry.FIRST_PARTY.items()}}
+MEMBERS = {
+    "core": "rankscope",
+    **{f"backends/{tool}": package for tool, package in registry.FIRST_PARTY.items()},
+    "integrations/verl": "rankscope-verl",
+}
 
 NEEDS = {
     "torch": "pip install torch",

@@ -10,7 +10,8 @@ from rankscope.annotate import annotate
 
 if TYPE_CHECKING:
     from rankscope.artifacts.helper import NothingRecorded
-    from rankscope.artifacts.store import Reservation, Store
+    from rankscope.artifacts.reservation import Reservation
+    from rankscope.artifacts.store import Store
     from rankscope.checks import check_choices, check_token_window
     from rankscope.config import Config, OptionError, RoleConfig, load_config
     from rankscope.controller import ControllerError, ProfileController
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "rankscope.artifacts.helper": ("NothingRecorded",),
-    "rankscope.artifacts.store": ("Reservation", "Store"),
+    "rankscope.artifacts.reservation": ("Reservation",),
+    "rankscope.artifacts.store": ("Store",),
     "rankscope.checks": ("check_choices", "check_token_window"),
     "rankscope.config": ("Config", "OptionError", "RoleConfig", "load_config"),
     "rankscope.controller": ("ControllerError", "ProfileController"),

@@ -8,13 +8,11 @@ import dataclasses
 import errno
 import itertools
 import os
-import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rankscope.artifacts.exports import exports
@@ -29,20 +27,17 @@ from rankscope.artifacts.names import (
     time_text,
 )
 from rankscope.artifacts.places import beside, elsewhere, free_bytes, prepare, staging
-from rankscope.artifacts.publish import Claim, checksum, claim, discard, move_in, publish, size_of
-from rankscope.host import born
+from rankscope.artifacts.publish import Claim, checksum, claim, discard, move_in, size_of
+from rankscope.artifacts.reservation import Reservation, checksum_of, explained
 from rankscope.types import Artifact
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from rankscope.types import Logger, Window
 
 _ABORTED = "-aborted"
 _PROBE = bytes(64 * 1024)
 _SPARE = 16 << 20
 """Bytes that shall stay free beside what is expected."""
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FIXED = frozenset({"tool", "role", "rank", "step", "scope", "window", "status", "path", "bytes", "checksum", "events"})
 
 
@@ -121,7 +116,7 @@ class Store:
                     path.mkdir()
                     return path
         except OSError as error:
-            self._line(self._facts(window, window.scope), "failed", path=None, reason=_explained(error, self.save_path))
+            self._line(self._facts(window, window.scope), "failed", path=None, reason=explained(error, self.save_path))
             raise
         raise AssertionError("unreachable: the count has no end")
 
@@ -171,7 +166,7 @@ class Store:
         try:
             taken, fallen_back = self._where_possible(take)
         except OSError as error:
-            self._line(self._facts(window, label), "failed", path=None, reason=_explained(error, self.save_path))
+            self._line(self._facts(window, label), "failed", path=None, reason=explained(error, self.save_path))
             if staged is not None:
                 discard(staged)
             raise
@@ -243,7 +238,7 @@ class Store:
             crc = "" if final.is_dir() else checksum(final)
             size = size_of(final)
         except OSError as error:
-            self._line(facts, "failed", path=None, reason=_explained(error, self.save_path))
+            self._line(facts, "failed", path=None, reason=explained(error, self.save_path))
             raise
         if fallen_back:
             facts["fallback_from"] = str(self.save_path)
@@ -272,9 +267,9 @@ class Store:
             size = size_of(path)
             if size == 0:
                 raise OSError(errno.ENODATA, "nothing was written", str(path))
-            crc = _checksum(path)
+            crc = checksum_of(path)
         except OSError as error:
-            self._line(known, "failed", path=None, reason=_explained(error, self.save_path))
+            self._line(known, "failed", path=None, reason=explained(error, self.save_path))
             raise
         return self._published(known, path, size, crc, events)
 
@@ -374,7 +369,7 @@ class Store:
             raise error from first
         if self.logger is not None and not self._warned:
             self._warned = True
-            reason = _explained(first, self.save_path)
+            reason = explained(first, self.save_path)
             self.logger.warning(
                 "the save path cannot be written; artifacts go to a fallback directory",
                 save_path=str(self.save_path),
@@ -395,182 +390,10 @@ class Store:
         return directory
 
 
-class Reservation:
-    """A name that is taken, and the temporary file behind it.
-
-    As a context manager it cannot be forgotten: when the block ends without ``publish``, ``fail``, ``empty`` or
-    ``hand_over``, the file counts as failed, with the exception's text if there was one. The exception passes on.
-
-    Attributes:
-        final: where the file will appear.
-        window: what it covers.
-        scope: the label in its name.
-    """
-
-    def __init__(
-        self, store: Store, window: Window, scope: str, taken: Claim, fallen_back: bool, *, staged: Path | None = None
-    ) -> None:
-        self.final = taken.final
-        self.window = window
-        self.scope = scope
-        self._store = store
-        self._temporary = taken.temporary
-        self._facts = store._facts(window, scope) | {"reserved": taken.final.name}  # noqa: SLF001
-        if fallen_back:
-            self._facts["fallback_from"] = str(store.save_path)
-        self._staged = staged
-        self._settled = False
-        self._handed_over = False
-
-    @property
-    def temporary(self) -> Path:
-        """The file to write; its directory is there at the moment of asking, even if someone cleared the save path."""
-        if not self._settled:
-            with contextlib.suppress(OSError):
-                self._temporary.parent.mkdir(parents=True, exist_ok=True)
-        return self._temporary
-
-    @property
-    def settled(self) -> bool:
-        """Whether the outcome is known."""
-        return self._settled
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the ledger says of this file, for whoever publishes it elsewhere and reports to ``store.record``."""
-        return dict(self._facts)
-
-    def publish(self, *, events: int | None = None, checksum: str | None = None, **facts: Any) -> Artifact:
-        """Let the written file appear under its final name.
-
-        Args:
-            events: number of events of what was asked.
-            checksum: of the file, if it is known already.
-            **facts: for the ledger and the artifact.
-
-        Raises:
-            OSError: nothing was written, or the file cannot be placed. The ledger has it as failed.
-            ValueError: the outcome is known already.
-        """
-        self._open()
-        try:
-            size = size_of(self._temporary)
-            if size == 0:
-                raise OSError(errno.ENODATA, "nothing was written", str(self._temporary))
-            crc = checksum if checksum is not None else _checksum(self._temporary)
-            final = publish(self._temporary, self.final, sync=False)
-        except OSError as error:
-            self.fail(_explained(error, self.final.parent))
-            raise
-        self._settled = True
-        return self._store._published({**facts, **self._facts}, final, size, crc, events)  # noqa: SLF001
-
-    def fail(self, reason: str, **facts: Any) -> None:
-        """Nothing usable came out: remove the temporary file and say why. No effect once the outcome is known."""
-        self._give_up("failed", reason, facts)
-
-    def empty(self, reason: str, **facts: Any) -> None:
-        """The window held nothing of what was asked: remove the temporary file and say why."""
-        self._give_up("empty", reason, facts)
-
-    def hand_over(self, **facts: Any) -> None:
-        """Somebody else will publish the temporary file (the helper, a thread): leave it, and note ``exporting``.
-
-        Afterwards ``publish``, ``fail`` and ``empty`` still work; or report to ``store.record`` with ``facts`` of this
-        reservation.
-        """
-        self._open()
-        self._handed_over = True
-        self._store._line({**facts, **self._facts}, "exporting", path=self.final)  # noqa: SLF001
-
-    @property
-    def staged(self) -> Path:
-        """Where a tool may write raw data that the helper process then makes into the file; unique to this name."""
-        return self._staged if self._staged is not None else self.stage()
-
-    def stage(self, expected: int = 0) -> Path:
-        """Choose where the raw data goes: on a local disk with enough room, and return that path.
-
-        Args:
-            expected: bytes, as far as anybody can know; 0 where nobody does.
-        """
-        folder = self._store._staging_folder(self.final.parent, expected)  # noqa: SLF001
-        self._staged = folder / f"{self.final.name}.raw"
-        return self._staged
-
-    def finish_later(self, function: str, arguments: Mapping[str, Any], **facts: Any) -> None:
-        """Let the helper process make the file out of ``staged`` and publish it; returns at once.
-
-        The function is called there as ``function(staged, temporary, name, arguments)``, writes the temporary file and
-        returns facts for the ledger (``events`` among them). It may raise ``NothingRecorded``. If this process is
-        killed, the helper still finishes its work.
-
-        Args:
-            function: ``module:name``; the module must be importable, and light.
-            arguments: plain data for it.
-            **facts: for the ledger.
-
-        Raises:
-            OSError: the job cannot be written. The ledger has it as failed.
-        """
-        self.hand_over(staged=str(self.staged), **facts)
-        ledger = self._store.ledger
-        job = {
-            "function": function,
-            "staged": str(self.staged),
-            "temporary": str(self._temporary),
-            "final": str(self.final),
-            "facts": {**facts, **self._facts},
-            "ledger": {
-                "save_path": str(ledger.save_path),
-                "host": ledger.host,
-                "run_id": ledger.run_id,
-                "pid": os.getpid(),
-                "born": born(os.getpid()),
-            },
-            "arguments": dict(arguments),
-        }
-        try:
-            exports().submit(self._store, job)
-        except OSError as error:
-            # Without a job nobody can use the raw data, and on a full disk the ledger needs the room to say so.
-            discard(self.staged)
-            self.fail(_explained(error, self.final.parent))
-            raise
-        self._settled = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._settled or (self._handed_over and error is None):
-            return
-        self.fail("not published" if error is None else _explained(error, self.final.parent))
-
-    def _open(self) -> None:
-        if self._settled:
-            raise ValueError(f"the outcome of {self.final.name} is known already")
-
-    def _give_up(self, status: str, reason: str, facts: Mapping[str, Any]) -> None:
-        if self._settled:
-            return
-        self._settled = True
-        if self._staged is not None and not self._handed_over:  # half of it, which no job will ever make a file of
-            discard(self._staged)
-        discard(self._temporary)
-        self._store._line({**facts, **self._facts}, status, path=None, reason=reason)  # noqa: SLF001
-
-
 def partial_files(directory: Path) -> list[Path]:
     """Files in a save path that were begun and neither published nor removed: being written, or left by a kill."""
     folder = Path(directory) / FOLDER / "partial"
     return sorted(folder.glob("*.part")) if folder.is_dir() else []
-
-
-def _checksum(path: Path) -> str:
-    return "" if path.is_dir() else checksum(path)
 
 
 def _probe(path: Path) -> None:
@@ -580,11 +403,3 @@ def _probe(path: Path) -> None:
         file.truncate(0)
     if written != len(_PROBE):
         raise OSError(errno.ENOSPC, "no space left for a file", str(path))
-
-
-def _explained(error: BaseException, directory: Path) -> str:
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in _FULL:
-        with contextlib.suppress(OSError):
-            text += f" ({shutil.disk_usage(directory).free / 2**20:.1f} MiB free in {directory})"
-    return text

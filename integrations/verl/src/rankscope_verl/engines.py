@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.errors import ConfigError, FaultError
 from rankscope_verl.changes import Changes
 from rankscope_verl.install import tell
-from rankscope_verl.settings import LeaveToVerlError, Setting, read
+from rankscope_verl.settings import LeaveToVerlError, Setting, at_path, read
 from rankscope_verl.step import announced
 
 if TYPE_CHECKING:
@@ -55,15 +55,18 @@ class Rollout:
 
         sizes = server.config
         layout = Layout(sizes.tensor_model_parallel_size, sizes.pipeline_model_parallel_size, sizes.data_parallel_size)
-        self.profiler = RolloutProfiler(
-            self.setting.config,
-            engine=engine,
-            replicas=[Replica(self.index, target=_EngineOf(server, handle))],
-            layout=layout if layout.gpus == self.width else None,
-            gpus_per_replica=self.width,
-            role=self.setting.role,
-            drive=drive,
-        )
+        try:
+            self.profiler = RolloutProfiler(
+                self.setting.config,
+                engine=engine,
+                replicas=[Replica(self.index, target=_EngineOf(server, handle))],
+                layout=layout if layout.gpus == self.width else None,
+                gpus_per_replica=self.width,
+                role=self.setting.role,
+                drive=drive,
+            )
+        except ConfigError as error:
+            raise at_path(error, self.setting.role, self.setting.path) from None
 
 
 class _EngineOf:

@@ -73,7 +73,10 @@ def _in_phases(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _only_stopping(group: Any, waiting: list[Any]) -> Iterator[None]:
     """While it lasts, a worker group that is told to finish, too, only stops, and is put on the list."""
-    original = group.stop_profile
+    original = getattr(group, "stop_profile", None)
+    if original is None:
+        yield
+        return
 
     def stop_profile(run_command: bool = True) -> Any:
         if run_command:
