@@ -1,6 +1,7 @@
 # Needs only python3 (3.10 or newer), pip and make. Every target sets up .venv by itself.
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger integrations/verl
 EXAMPLES := $(patsubst %/pyproject.toml,%,$(wildcard examples/backends/*/pyproject.toml))
@@ -26,8 +27,8 @@ venv: $(STAMP)  ## set up .venv
 demo: $(STAMP)  ## a small PPO run on two ranks, profiled by examples/ppo/profile.yaml (ENGINE=ray, TOOL=nsys, ARGS="key=value …")
 	@$(BIN)/rankscope demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TOOL),--tool $(TOOL)) $(ARGS)
 
-test: $(STAMP)  ## the test suite (ARGS="-k name …")
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## the test suite (ARGS="-k name …", JOBS=2)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # torch_npu has wheels up to Python 3.11, and beside it 'import torch' needs CANN: so an environment of its own.
 NPU_VENV ?= .venv-npu
@@ -49,6 +50,20 @@ test-npu:  ## the real torch_npu on a CPU, over stand-ins for CANN (ARGS="-k nam
 run-test-npu: $(NPU_STAMP)
 	@stand_ins=$$($(NPU_VENV)/bin/python tests/npu/cann_stub.py $(NPU_VENV)/cann-stub) && eval "$$stand_ins" && \
 	  TEST_NPU_REQUIRED=1 $(NPU_VENV)/bin/python -m pytest tests/npu $(ARGS)
+
+# verl pins versions of its own, and rankscope in it would change what `make bench` compares with.
+VERL_VENV ?= .venv-verl-test
+VERL_MEMBERS := core backends/torch backends/torch_memory backends/nsys backends/npu backends/precision_debugger integrations/verl
+VERL_STAMP := $(VERL_VENV)/.stamp
+
+$(VERL_STAMP): $(STAMP) constraints.txt tests/verl/requirements.txt tests/verl/environment.py \
+    bench/verl_env.py $(addsuffix /pyproject.toml,$(VERL_MEMBERS))
+	$(BIN)/python tests/verl/environment.py $(VERL_VENV) $(VERL_MEMBERS)
+	@touch $@
+
+.PHONY: test-verl
+test-verl: $(VERL_STAMP)  ## rankscope inside the real verl on a CPU (ARGS="-k name …")
+	$(VERL_VENV)/bin/python -m pytest tests/verl $(ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
