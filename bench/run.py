@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, thi
 from bench.common import RESULTS, ROOT, ChildFailed, Report, Settings, as_markdown, as_text, number, progress
 from bench.verl_env import verl_python
 
-SUBJECTS = ("startup", "spans", "start", "discrete", "export")
+SUBJECTS = ("startup", "spans", "start", "discrete", "export", "scale")
 PAGE = ROOT / "docs" / "performance.md"
 _BLOCKS = re.compile(r"(<!-- bench:begin (\S+) -->\n)(.*?)(<!-- bench:end -->)", re.DOTALL)
 

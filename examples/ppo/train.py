@@ -32,12 +32,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    return argparse.ArgumentParser(description=__doc__, parents=[options()]).parse_intermixed_args(argv)
+
+
+def options() -> argparse.ArgumentParser:
+    """The words of the command line."""
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config", help="profiler config (YAML); without it nothing is profiled")
     parser.add_argument("--steps", type=int, default=10, help="PPO steps (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, words and sampling (default: 0)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the profiler config")
-    return parser.parse_intermixed_args(argv)
+    return parser
 
 
 def train(profile_config: Config, steps: int, seed: int) -> None:

@@ -33,10 +33,6 @@ KNOWN_WARNINGS = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ray: starts a real Ray cluster")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = importlib.util.find_spec("ray") is None
     for item in items:

@@ -83,7 +83,7 @@ def test_the_silent_keep_nobody_from_being_called() -> None:
     """All places are taken by calls that hang, and yet the others get their turn within half of the time."""
     line = Line(lambda item: None if item < 20 else 0)
     began = time.monotonic()
-    outcomes = line.run(40, in_flight=4, seconds=1.0)
+    outcomes = line.run(40, in_flight=4, seconds=0.6)
     assert time.monotonic() - began < 1.5
     assert [outcome.pending for outcome in outcomes[:20]] == list(range(20))
     assert all(outcome.value or outcome.error for outcome in outcomes[20:])
@@ -92,7 +92,7 @@ def test_the_silent_keep_nobody_from_being_called() -> None:
 def test_all_are_called_even_if_nobody_answers() -> None:
     line = Line(lambda item: None)
     began = time.monotonic()
-    outcomes = line.run(200, in_flight=5, seconds=1.0)
+    outcomes = line.run(200, in_flight=5, seconds=0.6)
     assert time.monotonic() - began < 1.5
     assert line.sent == list(range(200))
     assert all(outcome.pending is not None for outcome in outcomes)

@@ -166,3 +166,18 @@ def test_what_is_no_actor_is_refused(actors: Start, groups: Make, save_path: Pat
         groups(actors(ray_workers.NoWorker))
 
     assert len(groups({"actor": SimpleNamespace(workers=[worker]), "critic": [[worker]]}).members) == 2
+
+
+def test_what_errors_of_ray_say_of_an_actor() -> None:
+    from rankscope.integrations.ray import _RayTransport
+
+    explain = _RayTransport().explain
+    known = ray.exceptions
+    task = known.RayTaskError("f", "the traceback", ValueError("mine"))
+    assert explain(task) == ("fine", "ValueError: mine")
+    odd = known.UnserializableException("Failed to deserialize. Original exception: \x1b[36mray::f()\x1b[39m\n  Bad")
+    assert explain(odd) == ("fine", "ray::f() Bad")
+    assert explain(known.ActorDiedError())[0] == "dead"
+    assert explain(known.ActorUnavailableError("no way", None))[0] == "unreachable"
+    state, text = explain(known.RaySystemError("lost " * 100))
+    assert (state, len(text)) == ("unreachable", 301)

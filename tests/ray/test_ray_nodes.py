@@ -9,6 +9,7 @@ import pytest
 from conftest import wait_for  # type: ignore[attr-defined]
 from simulated import PaperTransport, facts, member
 
+from rankscope.integrations.actors import nodes
 from rankscope.integrations.actors.group import ActorGroup, Deadlines
 from rankscope.integrations.actors.members import Member
 
@@ -138,13 +139,27 @@ def test_late_ones_are_told_to_leave_it(finish: Finish) -> None:
     assert {"leave_command actor[0]", "leave_command actor[2]"} <= set(transport.log)
 
 
-def test_exports_are_waited_for_in_the_background(finish: Finish) -> None:
+def test_exports_are_waited_for_in_the_background(finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "PACE", 0.05)
     members = [member("actor[0]", "a", busy=3), member("actor[1]", "a")]
     transport = finish(members)
     assert transport.commands == {}
     wait_for(lambda: transport.commands)
     assert transport.commands == {"actor[0] /out": {"others": ["actor1"], "gone": []}}
     assert transport.count()["finish_tools"] == 5  # both, and the busy one three times more
+
+
+def test_a_second_run_with_the_same_actors_ends_like_the_first(finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "PACE", 0.05)
+    members = [member("actor[0]", "a", busy=2)]
+    transport = PaperTransport(LOCAL)
+    with ActorGroup(members, transport, strict=False) as group:
+        for step in (1, 2):
+            group.start_profile(step=step)
+            group.stop_profile()
+            group.finish_profile()
+    assert transport.log.count("run_command actor[0]") == 2
+    assert transport.log[-1] == "close_profile actor[0]"
 
 
 def test_the_end_of_the_group_does_not_wait_for_ever(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,21 @@ def test_an_output_of_the_users_own_is_kept(plan: Any, tmp_path: Path) -> None:
     assert below["output"].startswith(f"{tmp_path}/out/raw/pid%p-")
 
 
+def test_a_save_path_is_no_pattern(fake_nsys: Path, kit: Any, tmp_path: Path) -> None:
+    found = plan_launch(kit.config(tmp_path / "100%pid"))
+    output = options_of(found.command_prefix)["output"]
+    assert output.startswith(f"{tmp_path}/100%%pid/.rankscope/nsys/%h/pid%p-")
+    assert (tmp_path / "100%pid/.rankscope/nsys" / os.uname().nodename).is_dir()
+
+
+@pytest.mark.parametrize("letter", ['"', "&"])
+def test_a_path_on_which_nsys_crashes_is_refused(fake_nsys: Path, kit: Any, tmp_path: Path, letter: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot write reports below a path with {letter}, .* tool_config.nsys.re"):
+        plan_launch(kit.config(tmp_path / f"a{letter}b"))
+    elsewhere = plan_launch(kit.config(tmp_path / f"a{letter}b", reports=f"{tmp_path}/plain"))
+    assert options_of(elsewhere.command_prefix)["output"].startswith(f"{tmp_path}/plain/pid%p-")
+
+
 def test_without_nsys_the_launch_is_refused(
     tmp_path: Path, kit: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

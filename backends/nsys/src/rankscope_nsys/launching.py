@@ -92,6 +92,8 @@ def profile_options(options: NsysOptions, context: Context, known: Binary | None
         chosen.setdefault("capture-range-end", range_end(expected, known))
         _check_end(chosen["capture-range-end"], expected, context)
     chosen["output"] = _output(options, context, chosen.get("output"))
+    if "capture-range" in chosen:
+        _check_output(chosen["output"])
     return chosen
 
 
@@ -153,10 +155,11 @@ def _name(context: Context, *more: object) -> str:
 
 
 def reports_folder(options: NsysOptions, context: Context) -> Path:
-    """Where reports lie until they are whole."""
+    """Where reports lie until they are whole, as a pattern of nsys; only the option `reports` may bring some along."""
+    save_path = Path(str(context.save_path).replace("%", "%%"))
     if options.reports is None:
-        return context.save_path / FOLDER / "%h"
-    return context.save_path / Path(options.reports).expanduser()
+        return save_path / FOLDER / "%h"
+    return save_path / Path(options.reports).expanduser()
 
 
 def output_pattern(options: NsysOptions, context: Context) -> str:
@@ -203,10 +206,13 @@ def _plain(letter: str) -> bool:
 def _output(options: NsysOptions, context: Context, own: str | None) -> str:
     """The output; its folder is made, since nsys does not."""
     pattern = own or output_pattern(options, context)
-    filled = fill_in(pattern, host=os.uname().nodename, pid=0, environ=os.environ)
     with contextlib.suppress(OSError):  # the process tries again
-        Path(filled).parent.mkdir(parents=True, exist_ok=True)
+        Path(_filled(pattern)).parent.mkdir(parents=True, exist_ok=True)
     return pattern
+
+
+def _filled(pattern: str) -> str:
+    return fill_in(pattern, host=os.uname().nodename, pid=0, environ=os.environ)
 
 
 def _tell_missing_program(options: NsysOptions, context: Context) -> None:
@@ -234,6 +240,16 @@ def _check_domains(chosen: Mapping[str, str]) -> None:
         raise ConfigError(
             f"tool 'nsys': the NVTX domain filter leaves out {DOMAIN!r}, in which windows open the capture; add it to "
             "nvtx-domain-include, or take it out of nvtx-domain-exclude"
+        )
+
+
+def _check_output(pattern: str) -> None:
+    """nsys 2023.4 crashes with the report of the first range: it quotes these two, and looks for the quoted name."""
+    found = [letter for letter in '"&' if letter in _filled(pattern)]
+    if found:
+        raise ConfigError(
+            f"tool 'nsys': nsys cannot write reports below a path with {' or '.join(found)}, and its reports are to be "
+            f"{pattern!r}; choose another save_path, or a folder for unfinished reports in tool_config.nsys.reports"
         )
 
 

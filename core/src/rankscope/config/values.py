@@ -28,7 +28,7 @@ class OptionError(ValueError):
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems: list[tuple[str, str]] = list(problems)
-        super().__init__("; ".join(f"{field}: {message}" for field, message in self.problems))
+        super().__init__("; ".join(f"{field}: {message}" if field else message for field, message in self.problems))
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[list[tuple[str, str]]]]:
         return (type(self), (self.problems,))

@@ -6,6 +6,8 @@ Source of the interfaces: ray 2.60.0, ``ray/actor.py`` (handles, ``__ray_call__`
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +32,11 @@ __all__ = [
 
 _LONGEST = 300
 """Characters of an error of Ray that are told."""
+
+_COLOURS = re.compile(r"\x1b\[\d*m")
+
+_PAUSE = 0.2
+"""Seconds between two attempts to hear of a Ray that does not work."""
 
 
 class RayGroup(ActorGroup):
@@ -119,12 +126,14 @@ class _RayTransport:
 
     def wait(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         """The first one is waited for, the others are taken along."""
-        if not calls or not ray.is_initialized():
+        try:
+            done, rest = ray.wait(calls, num_returns=1, timeout=seconds, fetch_local=False)
+            if done and rest:
+                more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)
+                done = [*done, *more]
+        except Exception:  # noqa: BLE001 - a Ray that has gone meanwhile: nobody answers any more
+            time.sleep(min(seconds, _PAUSE))
             return ()
-        done, rest = ray.wait(calls, num_returns=1, timeout=seconds, fetch_local=False)
-        if done and rest:
-            more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)
-            done = [*done, *more]
         return list(done)
 
     def result(self, call: Any) -> Any:
@@ -137,6 +146,8 @@ class _RayTransport:
         if isinstance(error, known.RayTaskError):
             cause = getattr(error, "cause", None)
             return "fine", _line(f"{type(cause).__name__}: {cause}" if cause is not None else str(error))
+        if isinstance(error, getattr(known, "UnserializableException", ())):  # what it raised cannot be made here
+            return "fine", _line(str(error).rpartition("Original exception: ")[2])
         if isinstance(error, known.ActorDiedError):  # lines that begin with a tab say which actor, as we do ourselves
             words = [line for line in str(error).splitlines() if not line.startswith("\t")]
             return "dead", _line(" ".join(words[1:] or words))
@@ -153,7 +164,7 @@ def _ref(call: Any) -> Hashable:
 
 
 def _line(text: str) -> str:
-    words = " ".join(text.split())
+    words = " ".join(_COLOURS.sub("", text).split())
     return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
 
 

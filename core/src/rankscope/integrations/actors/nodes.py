@@ -12,7 +12,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.integrations.actors import ending
@@ -80,7 +79,8 @@ class NodeFinish:
     def begin(self) -> None:
         """Finish now; what has to wait for exports is done in the background."""
         self.begun = True
-        self.wait(0.0)
+        if self._thread is not None:  # of an earlier run with the same actors
+            self._thread.join(self._phase.seconds)
         busy = self._finish_tools(self._calls.profiled, self._phase)
         if not busy:
             self._run_commands()
@@ -250,11 +250,12 @@ class NodeFinish:
         """What one process has to know to speak for others."""
         others: list[Artifact] = []
         gone = []
+        below = f"{path.rstrip('/')}/"
         for member in () if alone else (member for node in team.nodes for member in self._on_node[node]):
             if member.dead and member.place is not None:
                 gone.append((member.place.host, member.place.pid))
             elif member is not speaker:
-                others += [file for file in self._files.get(member, ()) if Path(path) in file.path.parents]
+                others += [file for file in self._files.get(member, ()) if str(file.path).startswith(below)]
         return {"save_path": path, "token": self._token, "others": others, "gone": gone}
 
     def _leave(self, path: str, members: Sequence[Member]) -> None:
