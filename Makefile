@@ -87,4 +87,4 @@ dist: $(STAMP)  ## wheels and source archives of all distributions, in dist/
 	@ls dist
 
 clean:
-	rm -rf $(VENV) $(NPU_VENV) $(VERL_VENV) .venv-verl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NPU_VENV) $(VERL_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -244,6 +244,7 @@ def test_tables_and_sizes():
         "5.0 GiB",
         "1024.0 TiB",
     ]
+    assert render_table(("a",), [("\x1b[2Jred\x07 é",), ("half \udcff",)]) == "a\n?[2Jred? é\nhalf ?"
 
 
 # ---------------------------------------------------------------- plugins
@@ -273,7 +274,12 @@ def test_plugins_check_asks_each_tool(site):
     done = rankscope("plugins", "--check", "--json", site=site, env={"RANKSCOPE_DISABLE": "torch"})
     assert done.returncode == 0
     assert "noise of a plugin" in done.stderr
-    found = {row["name"]: (row["available"], row["reason"]) for row in json.loads(done.stdout)}
+    rows = json.loads(done.stdout)
+    files = {row["name"]: row["file"] for row in rows}
+    assert Path(files["works"]).is_file()
+    assert Path(files["works"]).is_relative_to(site)
+    assert files["broken"] == ""
+    found = {row["name"]: (row["available"], row["reason"]) for row in rows}
     assert found["works"] == (True, "")
     assert found["plain"] == (True, "")
     assert found["lacks"] == (False, "no driver; load the driver")

@@ -34,6 +34,7 @@ FRONT = [
     ROOT / "core/README.md",
     *sorted(ROOT.glob("backends/*/README.md")),
     *sorted(ROOT.glob("examples/backends/*/README.md")),
+    *sorted(ROOT.glob("integrations/*/README.md")),
     ROOT / "examples/ppo/README.md",
 ]
 ALL = [*FRONT, ROOT / "CHANGELOG.md", *PAGES]

@@ -188,6 +188,7 @@ def test_overrides_and_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--", "no-such-program"], "no program 'no-such-program'"),
+    (["--", "no-program-behind-it"], "no program 'no-program-behind-it'"),
     ([], "write it after --"),
     (["--role", "actr", "--", "true"], "Did you mean"),
     (["--", "torchrun", "train.py"], "torchrun ... --no-python rankscope launch"),

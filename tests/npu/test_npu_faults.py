@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -315,6 +317,24 @@ def test_without_a_device_nothing_is_recorded_and_that_is_said(save_path: Path, 
     assert "no NPU" in reason
     assert "no NPU" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_capture_that_a_full_disk_keeps_from_ending_is_known_as_ours(profiler: Make, results: Any) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    handle = profiler()
+    handle.start(step=1)
+    work()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            handle.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    step(handle, 2)
+    handle.close()
+    assert results.reasons()[-1] == "torch_npu could not end the capture before this one, which still runs"
 
 
 def test_without_the_libraries_of_cann_it_is_a_fault_that_says_what_helps(

@@ -54,9 +54,8 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in _environment().items():
         monkeypatch.setenv(name, value)
     yield
-    from rankscope_verl import drive
-
     from rankscope import FaultError, shutdown, windows
+    from rankscope_verl import drive
 
     for handle in list(shutdown._handles.values()):
         with suppress(FaultError):

@@ -21,6 +21,7 @@ def test_this_verl_is_one_that_rankscope_was_written_for() -> None:
 
 def test_verl_finds_the_plugin_by_its_entry_point() -> None:
     import verl.utils.profiler
+
     from rankscope_verl import install
 
     found = importlib.metadata.entry_points(group="verl.plugins")

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import verl
 import verl.utils.profiler
+from verl.utils.profiler import DistProfiler, ProfilerConfig
+from verl.utils.profiler.config import TorchProfilerToolConfig
+
 from rankscope_verl import after_import as hooks
 from rankscope_verl import install as installing
 from rankscope_verl.changes import Changes, MisfitError
-from verl.utils.profiler import DistProfiler, ProfilerConfig
-from verl.utils.profiler.config import TorchProfilerToolConfig
 
 OURS = ("__init__", "start", "stop", "step", "run_finish_hook", "annotate")
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import verl_tool
-from rankscope_verl import drive, profiler
-from rankscope_verl.profiler import drive_of
 from verl.utils.profiler import DistProfiler, DistProfilerExtension, ProfilerConfig
 from verl.utils.profiler.config import TorchProfilerToolConfig
 from verl_tool import diary
 
 from rankscope import ConfigError, shutdown
+from rankscope_verl import profiler
+from rankscope_verl.profiler import drive_of
 
 pytestmark = pytest.mark.usefixtures("tools_folder")
 
@@ -138,8 +138,9 @@ def test_discrete_stages_have_files_of_their_own(save_path: Path) -> None:
     worker.stop_profile()
     scopes = ("actor-update", "train-batch")
     assert finished(save_path) == [f"actor-rollout-ref_{scope}_step3_rank0-of-1" for scope in scopes]
-    assert diary(save_path, "*actor-update*")[0][1:4] == [
+    assert diary(save_path, "*actor-update*")[0][1:5] == [
         "start 3 actor_update",
+        "enter step3 NoneType",
         "enter actor_update Worker",
         "enter train_batch Worker",
     ]
@@ -283,7 +284,10 @@ def test_supervised_fine_tuning_has_a_worker_of_its_own(save_path: Path) -> None
 
     section = {
         "_target_": "verl.utils.profiler.ProfilerConfig",
-        **{"tool": "diary", "enable": True, "save_path": str(save_path), "tool_config": {"diary": {}}},
+        "tool": "diary",
+        "enable": True,
+        "save_path": str(save_path),
+        "tool_config": {"diary": {}},
     }
     job = OmegaConf.create({"trainer": {"profile_interval": [3, 4]}, "profiler": section})
     worker = Worker(omega_conf_to_dataclass(job.profiler), prefix="language_model")
@@ -452,10 +456,24 @@ def test_a_tool_whose_package_is_missing_is_verls_own(
     assert said().count("pip install rankscope-torch") == 1
 
 
+def test_a_tool_that_cannot_work_here_is_verls_own(
+    save_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+) -> None:
+    from rankscope import Availability, registry
+
+    monkeypatch.setattr(registry, "availability", lambda factory: Availability(False, "it is too old"))
+    options = TorchProfilerToolConfig(contents=["cpu"])
+    for rank, verls_own in ((0, True), (1, False)):
+        made = DistProfiler(rank, config(save_path, "torch", tool_config={"torch": options}), options, "actor")
+        assert (drive_of(made) is None) == verls_own
+    assert said().count("that of rankscope cannot work here: it is too old") == 1
+    with pytest.raises(ConfigError, match="tool 'diary' cannot work here: it is too old"):
+        DistProfiler(0, config(save_path))
+
+
 def job_section(compose: Any) -> Any:
     from verl.utils.config import omega_conf_to_dataclass
 
     key = "actor_rollout_ref.actor.profiler"
     made = compose("global_profiler.tool=diary", "global_profiler.steps=[1]", f"{key}.enable=true")
-    drive.forget_workers()
     return omega_conf_to_dataclass(made.actor_rollout_ref.actor.profiler)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from rankscope_verl import job, settings
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.profiler import ProfilerConfig
 from verl.utils.profiler.config import NPUToolConfig, TorchProfilerScheduleConfig, TorchProfilerToolConfig
 
 from rankscope import ConfigError
+from rankscope_verl import job, settings
 
 Compose = Callable[..., Any]
 ACTOR = "actor_rollout_ref.actor.profiler"
@@ -51,7 +51,7 @@ def test_verls_composed_config(compose: Compose, save_path: Path, by_hydra: bool
     options = section.options("torch")
     assert options["contents"] == ["cpu", "shapes"]
     assert options["schedule"]["active"] == 2
-    found.check()
+    found.check(0)
 
 
 def test_what_the_role_does_not_set_comes_from_the_global_options(compose: Compose) -> None:
@@ -66,7 +66,7 @@ def test_what_the_role_does_not_set_comes_from_the_global_options(compose: Compo
     assert found is not None
     options = found.config.role("actor").options("torch_memory")
     assert (options["context"], options["stacks"], options["trace_alloc_max_entries"]) == ("alloc", "python", 100_000)
-    found.check()
+    found.check(0)
 
 
 def test_the_jobs_facts_travel_with_the_section(compose: Compose) -> None:
@@ -186,7 +186,7 @@ def test_the_same_from_the_command_line(compose: Compose) -> None:
         assert found is not None
         options = found.config.role("actor").options("torch")
         assert (options["max_trace_mb"], options["schedule"]["stage"]) == (50, "actor_update")
-        found.check()
+        found.check(0)
 
 
 def test_a_value_that_neither_knows_is_still_verls_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_a_value_that_neither_knows_is_still_verls_to_refuse(monkeypatch: pytest
 def look_at(config: Any) -> None:
     found = settings.read(config, None, "actor")
     assert found is not None
-    found.check()
+    found.check(0)
 
 
 def refused(config: Any) -> str:

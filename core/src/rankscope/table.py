@@ -13,7 +13,8 @@ def render_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, righ
 
     Args:
         headers: one a column.
-        rows: cells by column; None and empty texts are shown as ``-``, line breaks as blanks.
+        rows: cells by column; None and empty texts are shown as ``-``, line breaks as blanks, and what could steer a
+            terminal as ``?``: names and reasons come from files that anybody may have written.
         right: headers of the columns that are aligned to the right.
     """
     lines = [list(headers), *([_text(cell) for cell in row] for row in rows)]
@@ -40,4 +41,5 @@ def human_size(count: int | None) -> str:
 
 
 def _text(cell: Cell) -> str:
-    return re.sub(r"\s+", " ", str(cell)).strip() or "-" if cell is not None else "-"
+    text = "" if cell is None else re.sub(r"\s+", " ", str(cell)).strip()
+    return "".join(sign if sign.isprintable() else "?" for sign in text) or "-"

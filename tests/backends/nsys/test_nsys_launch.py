@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from rankscope import ConfigError, plan_launch
 from rankscope.types import Context
 from rankscope_nsys import NsysOptions, launching
+from rankscope_nsys.attached import SESSION
 from rankscope_nsys.flags import Binary
 from rankscope_nsys.launching import capture_count, command, how_to_start, range_end, ray_options
 
@@ -251,3 +254,18 @@ def test_hidden_devices_are_no_devices(monkeypatch: pytest.MonkeyPatch, visible:
     assert launching.cuda_device() is False
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert launching.cuda_device() is True
+
+
+def test_where_there_is_no_nsys_the_window_says_what_to_install(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv(SESSION, raising=False)
+    script = (
+        "import json, sys; from rankscope import DistProfiler\n"
+        "handle = DistProfiler(json.loads(sys.argv[1]), role='actor', rank=0, world_size=1)\n"
+        "handle.start(step=1); handle.stop()"
+    )
+    subprocess.run([sys.executable, "-c", script, json.dumps(kit.config(tmp_path / "out"))], check=True, timeout=60)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "nothing is captured" in line]
+    assert "Nsight Systems (https://developer.nvidia.com/nsight-systems)" in line

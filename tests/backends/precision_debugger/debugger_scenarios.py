@@ -11,6 +11,8 @@ import contextlib
 import copy
 import json
 import os
+import resource
+import signal
 import sys
 import threading
 import time
@@ -498,6 +500,18 @@ def stuck(path: Path) -> None:
                 worker.log_prob(batch(step))
                 worker.update(batch(step))
     finish(debuggers=len(made))
+
+
+def full_disk(path: Path) -> None:
+    """A disk that is full in the first step, and has room again in the second."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Worker(config(path, level="mix")) as worker:
+        for step in (1, 2):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, unlimited[1]) if step == 1 else unlimited)
+            with window(worker, step):
+                worker.update(batch(step))
+    finish()
 
 
 # Ways out.

@@ -67,6 +67,15 @@ def test_a_debugger_of_the_script_is_left_alone(scenarios: Any, kit: Any) -> Non
     ]
 
 
+def test_what_a_full_disk_did_not_take_is_in_no_later_dump(scenarios: Any, kit: Any) -> None:
+    ended = scenarios.run("full_disk")
+    assert ended.code == 0, ended.err
+    assert kit.artifacts(ended.path, "status", "step", "scope") == [("failed", 1, UPDATE), ("published", 2, UPDATE)]
+    assert kit.folders(ended.path)[1:] == [f"step_2/{UPDATE}/step2/rank0"]
+    assert kit.data(kit.dumps(ended.path, 2, UPDATE))
+    assert "Traceback" not in ended.err, "msprobe tried again when the process ended"
+
+
 def test_an_msprobe_that_does_not_hear_where_to_write_is_made_anew(scenarios: Any, kit: Any) -> None:
     ended = scenarios.run("stuck")
     assert ended.code == 0, ended.err

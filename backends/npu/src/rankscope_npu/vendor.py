@@ -213,5 +213,7 @@ class HandlerPlace:
     def put_back(self) -> None:
         """After our capture: unless somebody made another handler meanwhile, whose place it then is."""
         before, self._before = self._before, {}
+        if self.running is not None:  # where a capture that did not end writes to is not ours to change
+            before.pop("_prof_path", None)
         if before and getattr(self._creator, "_dir_path", None) == self._ours:
             vars(self._creator).update(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ class NsysBackend:
                 self.context.logger.warning(
                     "nothing is captured: this process does not run under nsys",
                     help=launching.how_to_start(self.context),
+                    **({} if shutil.which(self.options.nsys) else {"install": launching.INSTALL}),
                     **({injection[0]: injection[1]} if injection else {}),
                 )
             return

@@ -23,6 +23,8 @@ from rankscope_nsys.session import FOLDER, LAUNCH
 CONTROLLER = "controller"
 """Role of the process that drives the others; it is captured as a whole."""
 
+INSTALL = "Nsight Systems (https://developer.nvidia.com/nsight-systems)"
+
 _LETTERS = {name: letter for letter, name in SHORT.items()}
 
 
@@ -218,8 +220,8 @@ def _filled(pattern: str) -> str:
 def _tell_missing_program(options: NsysOptions, context: Context) -> None:
     if not ray_is_up():
         raise ConfigError(
-            f"tool 'nsys' needs the program {options.nsys!r}, which is not on PATH; install Nsight Systems "
-            "(https://developer.nvidia.com/nsight-systems), or name the program in tool_config.nsys.nsys"
+            f"tool 'nsys' needs the program {options.nsys!r}, which is not on PATH; install {INSTALL}, or name the "
+            "program in tool_config.nsys.nsys"
         )
     context.logger.warning("nsys is not on PATH here; the nodes on which Ray starts the workers need it there")
 
@@ -244,7 +246,7 @@ def _check_domains(chosen: Mapping[str, str]) -> None:
 
 
 def _check_output(pattern: str) -> None:
-    """nsys 2023.4 crashes with the report of the first range: it quotes these two, and looks for the quoted name."""
+    """In front of these two signs nsys 2023.4 puts another, looks for that name, and crashes at the first report."""
     found = [letter for letter in '"&' if letter in _filled(pattern)]
     if found:
         raise ConfigError(

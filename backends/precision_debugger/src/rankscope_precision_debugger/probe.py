@@ -215,6 +215,8 @@ class Probe:
             except Exception as error:  # noqa: BLE001, PERF203 - raised below
                 errors.append(error)
         if errors:
+            with contextlib.suppress(Exception):
+                _forget_data(service)
             raise errors[0]
 
     def _bring_back(self) -> None:
@@ -275,6 +277,11 @@ def _forget_models(service: Any) -> None:
     if isinstance(getattr(service, "hooked_modules", None), list):
         service.hooked_modules.clear()
     service.model = None
+
+
+def _forget_data(service: Any) -> None:
+    """What it could not write it would write into the next dump, and try again when the process exits."""
+    service.data_collector.reset_status()
 
 
 def _explained(error: Exception, told: str) -> str:

@@ -86,8 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _show(plan, command, as_json=arguments.json)
         return 0
-    if shutil.which(command[0]) is None:
-        raise CommandError(f"there is no program {command[0]!r} on PATH")
+    for program in (command[0], arguments.command[0]):  # behind a prefix the latter's absence would be told by others
+        if shutil.which(program) is None:
+            raise CommandError(f"there is no program {program!r} on PATH")
     return _start(plan, command)
 
 

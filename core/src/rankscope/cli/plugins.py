@@ -12,7 +12,7 @@ EXAMPLES = """\
 examples:
   rankscope plugins
   rankscope plugins --check      imports each tool and asks it whether it works here
-  rankscope plugins --json       a list of {name, distribution, version, available, reason}"""
+  rankscope plugins --json       a list of {name, distribution, version, available, reason, file}"""
 
 _WORDS = {True: "yes", False: "no", None: "not checked"}
 
@@ -35,9 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if rows:
         cells = [
-            (row["name"], row["version"], row["distribution"], _WORDS[row["available"]], row["reason"]) for row in rows
+            (row["name"], row["version"], row["distribution"], _WORDS[row["available"]], row["reason"], row["file"])
+            for row in rows
         ]
-        print(render_table(("tool", "version", "distribution", "available", "reason"), cells))
+        headers = ("tool", "version", "distribution", "available", "reason", "file")
+        print(render_table(headers if arguments.check else headers[:-1], [row[: 5 + arguments.check] for row in cells]))
     else:
         print("no tool is installed")
     absent = [tool for tool in registry.FIRST_PARTY if tool not in {row["name"] for row in rows}]
@@ -64,9 +66,15 @@ def _rows(tool: str, infos: list[registry.ToolInfo], *, check: bool) -> list[dic
             "version": info.version,
             "available": available,
             "reason": reason,
+            "file": _file(info.value) if check else "",
         }
         for info in sorted(infos, key=lambda info: info.provider)
     ]
+
+
+def _file(value: str) -> str:
+    """The file that an entry point's module was imported from; empty where it was not."""
+    return str(getattr(sys.modules.get(value.partition(":")[0]), "__file__", None) or "")
 
 
 def _ask(tool: str) -> tuple[bool, str]:

@@ -61,7 +61,7 @@ def contained(method: Callable[..., R]) -> Callable[..., R | None]:
             return None
         try:
             return method(self, *args, **kwargs)
-        except (ConfigError, FaultError):  # the user's own mistake; or strict mode, which wants it
+        except FaultError:  # strict mode, which wants it
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self.broken = True
@@ -108,10 +108,9 @@ class Drive:
         self.inner = is_inner(prefix)
         self.broken = False
         self._handle: DistProfiler | None = None
+        self.setting.check(rank)
         if not self.inner and setting.steps is not None:
-            self.handle  # noqa: B018 - a mistake in the config must come out before the training
-        else:
-            self.setting.check()
+            self.handle  # noqa: B018 - what it says and prepares must come before the training
 
     @property
     def handle(self) -> DistProfiler:

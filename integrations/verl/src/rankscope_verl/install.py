@@ -44,6 +44,11 @@ PARTS: tuple[Part, ...] = (
     Part("verl.trainer.ppo.ray_trainer", "rankscope_verl.trainers:change_v0", "roles finish one by one"),
     Part("verl.trainer.ppo.v1.trainer_base", "rankscope_verl.trainers:change_v1", "roles finish one by one"),
     Part(
+        "verl.trainer.ppo.v1.trainer_separate_async",
+        "rankscope_verl.trainers:change_separate",
+        "the finish command may miss traces of engines",
+    ),
+    Part(
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
         "rankscope_verl.engines:change_vllm",
         "verl drives the engine's profiler",

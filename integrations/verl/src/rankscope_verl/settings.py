@@ -21,6 +21,9 @@ NAMELESS = "worker"
 """Role of a profiler that nobody named."""
 
 
+_LEFT = "verl's own profiler is used for tool"
+
+
 class LeaveToVerlError(Exception):
     """verl's own profiler is to do it; the text says why."""
 
@@ -45,24 +48,41 @@ class Setting:
     discrete: bool
     steps: tuple[int, ...] | None
 
-    def check(self) -> None:
+    def check(self, rank: int) -> None:
         """Look at everything that making a handle looks at, without making one.
+
+        Args:
+            rank: of the worker; on one that is not selected no tool is imported.
 
         Raises:
             ConfigError: as of `read`.
+            LeaveToVerlError: the tool is one of verl's, and rankscope's cannot work here.
         """
-        from rankscope import registry
-        from rankscope.config import check_tools, tool_options
+        from rankscope.config import inspect_tools
 
+        section = self.config.role(self.role)
+        selected = bool(section.ranks.selects(rank).selected)
         try:
-            problems = check_tools(self.config)
+            problems, _ = inspect_tools(self.config, imports=selected)
             if problems:
                 raise ConfigError(problems)
-            section = self.config.role(self.role)
-            for tool in self.tools:
-                tool_options(registry.load(tool, section.tool_path), section, tool)
+            for tool in self.tools if selected else ():
+                self._check_tool(tool, section)
         except ConfigError as error:
             raise at_path(error, self.role, self.path) from None
+
+    def _check_tool(self, tool: str, section: Any) -> None:
+        from rankscope import registry
+        from rankscope.config import tool_options
+
+        factory = registry.load(tool, section.tool_path)
+        tool_options(factory, section, tool)  # where the steps are unknown, nobody has looked at them yet
+        answer = registry.availability(factory)
+        if answer.available:
+            return
+        if self.tools == (tool,) and tool in VERLS_OWN:
+            raise LeaveToVerlError(f"{_LEFT} {tool!r}: that of rankscope cannot work here: {answer.why}")
+        raise ConfigError([Problem(section.tool_path, f"tool {tool!r} cannot work here: {answer.why}")])
 
 
 def read(config: Any, tool_config: Any, prefix: str | None) -> Setting | None:
@@ -167,10 +187,8 @@ def _check_installed(tools: tuple[str, ...]) -> None:
     from rankscope import registry
 
     if len(tools) == 1 and tools[0] in VERLS_OWN and tools[0] not in registry.providers():
-        raise LeaveToVerlError(
-            f"verl's own profiler is used for tool {tools[0]!r}: that of rankscope is not installed "
-            f"(pip install {registry.FIRST_PARTY[tools[0]]})"
-        )
+        hint = f"pip install {registry.FIRST_PARTY[tools[0]]}"
+        raise LeaveToVerlError(f"{_LEFT} {tools[0]!r}: that of rankscope is not installed ({hint})")
 
 
 def _tell_no_tool(job: Mapping[str, Any]) -> None:

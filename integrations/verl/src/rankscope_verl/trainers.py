@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +16,12 @@ from rankscope_verl.step import announce
 
 GROUPS = ("actor_rollout_wg", "ref_policy_wg", "critic_wg")
 """Attributes of verl's trainers with the worker groups that they profile."""
+
+LATE = "_rankscope_finishes_late"
+"""On a trainer's class: its groups finish at the end of the step, when its engines have stopped, too."""
+
+WAITING = "_rankscope_waiting"
+"""On such a trainer: the groups that are to finish."""
 
 PATIENCE = 60.0
 """Seconds that the end of a run waits for workers; one that hangs must not keep the driver from ending."""
@@ -35,6 +41,23 @@ def change_v1(module: ModuleType, changes: Changes) -> None:
     changes.replace(trainer, "_start_profiling", "self", _announcing)
     changes.replace(trainer, "_stop_profiling", "self", _in_phases)
     changes.replace(trainer, "fit", "self, agent_loop_manager", _with_an_end)
+
+
+def change_separate(module: ModuleType, changes: Changes) -> None:
+    """In ``verl.trainer.ppo.v1.trainer_separate_async``, which stops its rollout engines after everything else."""
+    trainer: Any = module.PPOTrainerSeparateAsync
+    changes.replace(trainer, "on_step_end", "self", _finishing_late)
+    changes.put(trainer, LATE, True)
+
+
+def _finishing_late(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_step_end(self: Any) -> Any:
+        result = original(self)
+        _finish(self.__dict__.pop(WAITING, ()))
+        return result
+
+    return on_step_end
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,15 +82,22 @@ def _in_phases(original: Callable[..., Any]) -> Callable[..., Any]:
             for group in _groups(self):
                 stack.enter_context(_only_stopping(group, waiting))
             result = original(self, *args, **kwargs)
-        for group in waiting:
-            finish = getattr(group, "finish_profile", None)
-            if finish is not None:
-                finish()
-            else:
-                group.stop_profile(run_command=True)
+        if getattr(self, LATE, False):
+            self.__dict__[WAITING] = waiting
+        else:
+            _finish(waiting)
         return result
 
     return _stop_profiling
+
+
+def _finish(groups: Iterable[Any]) -> None:
+    for group in groups:
+        finish = getattr(group, "finish_profile", None)
+        if finish is not None:
+            finish()
+        else:
+            group.stop_profile(run_command=True)
 
 
 @contextlib.contextmanager
