@@ -69,6 +69,19 @@ def only(status: Status) -> Row:
     return row
 
 
+def test_a_file_of_a_window_in_which_the_process_died_counts_once(tmp_path: Path) -> None:
+    process = Process(tmp_path, dead=True)
+    process.plan()
+    process.open(1, 1)
+    facts = {"window": 1, "step": 1, "scope": "train-aborted", "status": "published", "moved_from": "elsewhere"}
+    process.write("artifact", path=str(tmp_path / "report"), bytes=3, **facts)
+    status = read_status(tmp_path)
+    assert [(row.status, row.reason) for row in status.rows] == [
+        ("aborted", "the process went away while the window was open")
+    ]
+    assert status.complete
+
+
 def test_what_was_given_up_and_then_found_is_there(tmp_path: Path) -> None:
     """A report that came after its process had ended, moved in by whoever started the process."""
     from rankscope import Store, Window

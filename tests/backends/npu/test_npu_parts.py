@@ -97,6 +97,7 @@ def test_folders_are_found_wherever_they_lie_but_not_while_they_are_written(tmp_
     two = make_folder(tmp_path / "deep" / "er" / "host_3_4_ascend_pt", FRAMEWORK__ops="x")
     make_folder(tmp_path / ".rankscope" / "staged" / "b.raw" / "host_5_6_ascend_pt", FRAMEWORK__ops="x")
     make_folder(one / "PROF_1" / "nested_ascend_pt")
+    (tmp_path / "link_ascend_pt").symlink_to("/")  # it would be written to
     assert list(folders.find(tmp_path)) == [one, two]
     assert list(folders.find(one)) == [one]
 

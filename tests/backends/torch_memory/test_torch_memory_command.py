@@ -408,6 +408,8 @@ def test_other_files_are_told_apart(
 def test_a_missing_file_and_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuse(tmp_path / "none.pickle", "No such file or directory", capsys)
     refuse(tmp_path, "Is a directory", capsys)
+    os.mkfifo(tmp_path / "pipe")
+    refuse(tmp_path / "pipe", "it is no file", capsys)
 
 
 def test_a_file_cut_anywhere_is_told(saved: Path, tmp_path: Path) -> None:

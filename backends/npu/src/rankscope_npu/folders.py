@@ -30,8 +30,9 @@ def find(directory: Path) -> Iterator[Path]:
         yield directory
         return
     for root, names, _ in os.walk(directory):
-        found = sorted(name for name in names if name.endswith(ENDING))
-        names[:] = sorted(name for name in names if name not in found and name != ".rankscope")
+        ours = sorted(name for name in names if name.endswith(ENDING))
+        names[:] = sorted(name for name in names if name not in ours and name != ".rankscope")
+        found = [name for name in ours if not Path(root, name).is_symlink()]  # it may lead anywhere, to be written to
         for name in found:
             yield Path(root, name)
 

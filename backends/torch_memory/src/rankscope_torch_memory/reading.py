@@ -81,6 +81,8 @@ def _described(found: Any) -> str:
 
 def _look(path: Path) -> None:
     """Tell at once what is no pickle at all, or only a part of one."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+        raise SnapshotError("it is no file")
     with path.open("rb") as file:
         begin = file.read(8)
         if not begin:

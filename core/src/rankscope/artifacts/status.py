@@ -224,6 +224,8 @@ class _Process:
         rows = [self._artifact_row(r, window) for r in self.artifacts if _key(r, "tool", "window") == key]
         if not window["closed"]:
             if self._gone(window):
+                if any(row.status in FINE for row in rows):  # collected by whoever started the process
+                    return rows
                 return [*rows, self._row(window, "died", "the process went away while the window was open")]
             return [*rows, self._row(window, "recording", self._unseen("the window is open"))]
         gave_up = window.get("reason") == "fault" and all(row.status == "empty" for row in rows)
@@ -243,8 +245,12 @@ class _Process:
         if status == "published":
             aborted = bool(window and window.get("aborted")) or str(record.get("scope")).endswith("-aborted")
             early = f"ended early: {record['ended_early']}" if record.get("ended_early") else ""
+            if aborted and window is not None and not window["closed"]:
+                reason = "the process went away while the window was open"
+            elif aborted:
+                reason = "the step raised"
             told = [str(text) for text in record.get("warnings") or ()]
-            words = "; ".join(text for text in ("the step raised" if aborted else reason, early, *told) if text)
+            words = "; ".join(text for text in (reason, early, *told) if text)
             return self._row(record, "aborted" if aborted else "published", words)
         if status == "joined":
             return self._row(record, "joined", reason)

@@ -113,7 +113,7 @@ def _use(role: RoleConfig, tools: list[str], registry: Any, continuous: bool, wa
                     Problem(
                         role.tool_path,
                         f"tools {owner!r} and {tool!r} of {role.role or role.path} both need {resource!r}, which only "
-                        "one of them can have in a process; choose one",
+                        "one of them can have in a process; choose one, or options with which one does not need it",
                     )
                 )
         if common.discrete and continuous:
