@@ -260,6 +260,7 @@ def test_plugins_lists_without_importing(site):
         "version": "1.2",
         "available": None,
         "reason": "",
+        "file": "",
     }
     assert "disabled by RANKSCOPE_DISABLE" in rows["lacks", "acme-tools"]["reason"]
     for provider in ("acme-tools", "other-tools"):

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,8 @@ class Server:
     def run(self, folder: Path, save_path: Path, *, seconds: float = 60.0, **request: Any) -> Ended:
         """Run a program in a fresh child to its end."""
         folder.mkdir(parents=True)
-        env = {"RANKSCOPE_LOG_FORMAT": "json", "RANKSCOPE_STRICT": "0", "TMPDIR": str(folder), **request.pop("env", {})}
+        short = tempfile.mkdtemp(prefix="rs-")  # names of sockets must be short
+        env = {"RANKSCOPE_LOG_FORMAT": "json", "RANKSCOPE_STRICT": "0", "TMPDIR": short, **request.pop("env", {})}
         request = {**request, "folder": str(folder), "save_path": str(save_path), "env": env}
         pipe = self._process.stdin
         assert pipe is not None
@@ -77,6 +80,7 @@ class Server:
         if status is None:
             os.killpg(pid, signal.SIGKILL)
             self._answer(60)
+        shutil.rmtree(short, ignore_errors=True)
         notes = folder / "notes"
         return Ended(
             None if status is None else os.waitstatus_to_exitcode(int(status)),

@@ -19,7 +19,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; install it with: 
 
 import ray_workers  # noqa: E402
 import recording  # noqa: E402
-from conftest import processes_with, wait_for  # type: ignore[attr-defined]  # noqa: E402
+from ray_kit import processes_with, wait_for  # noqa: E402
 
 from rankscope.integrations.ray import Deadlines, RayGroup  # noqa: E402
 

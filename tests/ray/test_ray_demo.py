@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import kill_processes_of  # type: ignore[attr-defined]
+from ray_kit import kill_processes_of
 
 from rankscope.cli import main
 

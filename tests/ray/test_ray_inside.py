@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import recording
-from conftest import wait_for  # type: ignore[attr-defined]
+from ray_kit import wait_for
 
 from rankscope import Artifact, DistProfiler, FaultError, shutdown, windows
 from rankscope.artifacts.exports import exports

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import wait_for  # type: ignore[attr-defined]
+from ray_kit import wait_for
 from simulated import PaperTransport, facts, member
 
 from rankscope.integrations.actors import nodes

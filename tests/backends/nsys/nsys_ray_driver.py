@@ -12,7 +12,7 @@ from rankscope.integrations.ray import runtime_env
 
 
 def main(config: str) -> None:
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
     environments = [runtime_env(config, roles=["actor"], rank=rank, world_size=2) for rank in range(2)]
     workers = [
         ray.remote(Worker).options(num_cpus=1, runtime_env=environment or None).remote(config, rank)
