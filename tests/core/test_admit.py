@@ -122,6 +122,19 @@ def test_it_counts_files_of_all_roles_and_waits_for_few_enough(profiler: Make, g
     assert first.admit(window(3))
 
 
+def test_a_backend_that_asks_nobody_is_bounded_too(profiler: Make, gate: Gate) -> None:
+    store = profiler(max_exports=1, exports_full="drop").stores[0]
+    gate.submit(store, 1)
+    with store.reserve(window(2), suffix=".txt") as file:
+        file.staged.write_text("raw")
+        staged = file.staged
+        file.finish_later("recording:finish_file", {})
+    assert not staged.exists()
+    gate.go.touch()
+    assert exports().drain(60)
+    assert [(step, "max_exports" in reason) for step, reason in failures(store)] == [(2, True)]
+
+
 def test_a_helper_that_died_does_not_block_for_ever(profiler: Make) -> None:
     store = profiler(max_exports=1, close_timeout=60).stores[0]
     with store.reserve(window(1), suffix=".txt") as file:

@@ -82,6 +82,19 @@ def test_a_file_of_a_window_in_which_the_process_died_counts_once(tmp_path: Path
     assert status.complete
 
 
+def test_a_run_in_which_no_profiled_role_took_part_says_so(tmp_path: Path) -> None:
+    Process(tmp_path, run_id="r0").plan(profiled=False, reason="no rank is selected")
+    assert (read_status(tmp_path).complete, read_status(tmp_path).error) == (
+        True,
+        "nothing was expected: no rank is selected",
+    )
+    Process(tmp_path, run_id="r1").write("controller", steps=[1], first_step=1, total_steps=3)
+    status = read_status(tmp_path)
+    assert not status.complete
+    assert "no role that its config profiles took part" in status.error
+    assert "--all-runs" in status.error
+
+
 def test_what_was_given_up_and_then_found_is_there(tmp_path: Path) -> None:
     """A report that came after its process had ended, moved in by whoever started the process."""
     from rankscope import Store, Window

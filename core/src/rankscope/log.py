@@ -15,6 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope import environment
+from rankscope.randomness import unchanged
 
 if TYPE_CHECKING:
     from rankscope.types import Logger
@@ -128,7 +129,8 @@ def _log(level: str, event: str, bound: Mapping[str, Any], facts: Mapping[str, A
 def _structured() -> Any:
     global _structlog
     if _structlog is None:
-        import structlog
+        with unchanged():
+            import structlog
 
         # Everything is given here, so the application's structlog configuration does not apply, nor is it changed.
         _structlog = structlog.wrap_logger(

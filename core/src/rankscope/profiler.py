@@ -22,6 +22,7 @@ from rankscope.dispatch import FaultLog, Tool, bind
 from rankscope.errors import FaultError, Problem
 from rankscope.host import host_name
 from rankscope.log import get_logger, make_ready
+from rankscope.randomness import unchanged
 from rankscope.ranges import compact
 from rankscope.topology import detect, dimensions_for_name, run_id
 from rankscope.types import Artifact, Context, Fault, Window
@@ -127,7 +128,8 @@ class DistProfiler:
         if self.enabled:
             if self.selected:
                 load_config(self.config)
-                self.tools = self._build()
+                with unchanged():
+                    self.tools = self._build()
                 make_ready()
                 for folder in dict.fromkeys(
                     [staging(self.save_path, self._stage_dir), beside(self.save_path), elsewhere(self.save_path)]

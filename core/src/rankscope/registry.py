@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope import environment
 from rankscope.errors import CommandError, ConfigError, Problem, did_you_mean, listing
+from rankscope.randomness import unchanged
 from rankscope.types import Availability
 
 GROUP = "rankscope.backends"
@@ -172,7 +173,8 @@ def check(tool: str, path: str) -> Problem | None:
 @functools.cache
 def _import(info: ToolInfo) -> Any:
     entry = importlib.metadata.EntryPoint(info.name, info.value, GROUP)
-    return entry.load()
+    with unchanged():
+        return entry.load()
 
 
 def load(tool: str, path: str = "") -> Any:

@@ -143,6 +143,9 @@ class Reservation:
         Raises:
             OSError: the job cannot be written. The ledger has it as failed.
         """
+        if not self._store.has_room():  # nobody asked ``admit`` before
+            self.fail(self._store.no_room)
+            return
         self.hand_over(staged=str(self.staged), **facts)
         ledger = self._store.ledger
         job = {

@@ -119,9 +119,12 @@ def read_status(directory: str | os.PathLike[str], *, all_runs: bool = False) ->
             row.path,
         ),
     )
-    complete = all(row.status in FINE for row in rows)
     run_ids = tuple(run_id for run in runs for run_id in sorted(run))
-    return Status(complete, tuple(rows), run_ids, "" if rows else _nothing(processes.values()))
+    if rows:
+        return Status(all(row.status in FINE for row in rows), tuple(rows), run_ids)
+    planned, why = _nothing(processes.values())
+    more = "; earlier runs left something there: --all-runs shows it" if len(runs) > len(chosen) else ""
+    return Status(planned, (), run_ids, why + more)
 
 
 def _reachable(records: Iterable[Record]) -> tuple[int, float]:
@@ -132,12 +135,18 @@ def _reachable(records: Iterable[Record]) -> tuple[int, float]:
     return min(firsts, default=0), max(lasts, default=math.inf)
 
 
-def _nothing(processes: Iterable[list[Record]]) -> str:
+def _nothing(processes: Iterable[list[Record]]) -> tuple[bool, str]:
+    """Whether it was planned so, and why."""
     plans = [record for process in processes for record in process if record["kind"] == "plan"]
     reasons = dict.fromkeys(
         str(plan.get("reason")) for plan in plans if not plan.get("profiled") and plan.get("reason")
     )
-    return "nothing was expected" + (f": {'; '.join(list(reasons)[:5])}" if reasons else "")
+    if not plans:
+        return False, (
+            "a run was driven with this directory, but no role that its config profiles took part "
+            "(does a DistProfiler have the role of a profiler section?)"
+        )
+    return True, "nothing was expected" + (f": {'; '.join(list(reasons)[:5])}" if reasons else "")
 
 
 def _runs(records: list[Record]) -> list[set[str]]:

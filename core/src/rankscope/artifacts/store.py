@@ -207,14 +207,23 @@ class Store:
 
         With too many under way it waits, as long as the config allows, or gives the new file up. Both are told.
         """
+        if self.has_room():
+            return True
+        self.missing(window, self.no_room)
+        return False
+
+    @property
+    def no_room(self) -> str:
+        """Why a file is given up."""
+        return f"given up: {self.max_exports} files are still being exported (max_exports)"
+
+    def has_room(self) -> bool:
+        """The same, which tells nothing where the answer is no."""
         if exports().pending < self.max_exports:
             return True
         if self.logger is not None and self.wait_for_exports:
             self.logger.warning("waiting for exports: as many as are allowed are under way", files=self.max_exports)
-        if exports().drain(self.wait_for_exports, below=self.max_exports):
-            return True
-        self.missing(window, f"given up: {self.max_exports} files are still being exported (max_exports)")
-        return False
+        return exports().drain(self.wait_for_exports, below=self.max_exports)
 
     def adopt(self, path: Path, window: Window, **facts: Any) -> Artifact:
         """Move in a finished file or directory that the tool wrote elsewhere.

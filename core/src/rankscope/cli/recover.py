@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CommandError: there is no such directory.
     """
-    directory: Path = arguments.directory.expanduser()
+    directory: Path = arguments.directory.expanduser().absolute()
     if not directory.is_dir():
         raise CommandError(f"cannot read the directory {str(directory)!r}: there is no such directory")
     from rankscope.artifacts.recover import Recovered, complete, recover

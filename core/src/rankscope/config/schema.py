@@ -228,8 +228,14 @@ def _selector(value: Any) -> RankSelector | None:
 
 
 _OF_A_ROLE = {
-    key: f"it is set for each role, in <role>.{SECTION}.{key}"
-    for key in ("enable", "all_ranks", "ranks", "tool_config")
+    **{
+        key: f"it is set for each role, in <role>.{SECTION}.{key}"
+        for key in ("enable", "all_ranks", "ranks", "tool_config")
+    },
+    **{
+        key: f"it is set for each tool, in {GLOBAL}.global_tool_config.<tool>.{key}"
+        for key in ("max_seconds", "discrete", "contents")
+    },
 }
 _OF_ALL = {
     key: f"it is the same for all roles: {GLOBAL}.{key}"
