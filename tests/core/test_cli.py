@@ -334,7 +334,7 @@ def test_plan_json_has_a_row_for_each_rank(site, config):
     done = rankscope("plan", config, "--world-size", 8, "--steps-total", 3, "--json", site=site)
     assert done.returncode == 0
     plan = json.loads(done.stdout)
-    assert set(plan) == {"rows", "warnings"}
+    assert set(plan) == {"rows", "warnings", "notes"}
     assert plan["rows"][1] == {
         "role": "actor",
         "rank": 0,
@@ -350,7 +350,7 @@ def test_plan_json_has_a_row_for_each_rank(site, config):
 
 def test_plan_json_is_not_spoiled_by_what_a_tool_prints(site, config):
     done = rankscope("plan", config, "--world-size", 1, "--json", site=site)
-    assert set(json.loads(done.stdout)) == {"rows", "warnings"}
+    assert set(json.loads(done.stdout)) == {"rows", "warnings", "notes"}
     assert done.stderr == "noise of a plugin\n"
 
 

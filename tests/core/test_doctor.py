@@ -37,7 +37,7 @@ def about(findings: list[Finding], subject: str) -> list[tuple[str, str]]:
 def test_a_tool_that_works_makes_a_capture_that_is_read_back(tools: Path, tmp_path: Path) -> None:
     found = list(examine(config(tmp_path)))
     first, test = about(found, "rec")
-    assert first == ("ok", "recording-tools 1.0; needs nothing")
+    assert first == ("ok", "recording-tools 1.0; requires no other package")
     assert test[0] == "ok"
     assert test[1].startswith("self-test: selftest_train_step1_rank0-of-1_")
     assert not (tmp_path / "out").exists()
@@ -141,7 +141,7 @@ def test_the_command(
     file.write_text(json.dumps(config(tmp_path)))
     assert main(["doctor", str(file), "--no-selftest"]) == 0
     said = capsys.readouterr()
-    assert "ok rec: recording-tools 1.0; needs nothing\n" in said.out
+    assert "ok rec: recording-tools 1.0; requires no other package\n" in said.out
     assert said.out.endswith("\nno problems\n")
     assert main(["doctor", str(file), "--no-selftest", "--json", "actor.profiler.tool=recc"]) == 1
     findings = json.loads(capsys.readouterr().out)

@@ -69,6 +69,7 @@ def test_the_dict_has_exactly_these_keys():
             }
         ],
         "warnings": [],
+        "notes": [],
     }
 
 

@@ -233,7 +233,9 @@ def _tools(config: Any, *, selftest: bool, progress: Callable[[str], object]) ->
             yield Finding(tool, asked, f"cannot work here: {answer.reason}", answer.hint)
             continue
         info = registry.installed()[tool]
-        yield Finding(tool, "ok", f"{info.provider}; {', '.join(_requirements(info.distribution)) or 'needs nothing'}")
+        yield Finding(
+            tool, "ok", f"{info.provider}; {', '.join(_requirements(info.distribution)) or 'requires no other package'}"
+        )
         if answer.reason:
             yield Finding(tool, "warning", answer.reason, answer.hint)
         yield from _advice(tool, factory, role)

@@ -44,14 +44,20 @@ class Plan:
     Attributes:
         rows: one for each role, rank, step and tool that is profiled; one where a whole role, rank or step is not.
         warnings: what is probably not meant, in words.
+        notes: what is good to know of the options, in words of the tools.
     """
 
     rows: list[PlanRow]
     warnings: list[str]
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for JSON."""
-        return {"rows": [dataclasses.asdict(row) for row in self.rows], "warnings": list(self.warnings)}
+        return {
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +94,7 @@ def make_plan(
     chosen = config.roles() if roles is None else [config.role(name) for name in roles]
     rows: list[PlanRow] = []
     warnings = [*config.warnings, *_about_steps(config, total_steps)]
+    notes: list[str] = []
     undecided = False
     for role in chosen:
         warnings.extend(_about_role(role, world_size))
@@ -95,7 +102,7 @@ def make_plan(
             reason = role.why_off or "no step is set: global_profiler.steps"
             rows.append(PlanRow(role.role or "*", None, None, None, False, reason))
             continue
-        tools = _tools(role, config, registry_module, warnings)
+        tools = _tools(role, config, registry_module, warnings, notes)
         rows.extend(_rows(role, tools, config, world_size, total_steps))
         undecided = undecided or role.ranks.local
     if any(row.profiled for row in rows) or undecided:
@@ -105,7 +112,7 @@ def make_plan(
     command = config.global_profiler.finish_hook_cmd or any(role.finish_hook_cmd for role in chosen)
     if command and not any(role.enable for role in chosen):
         warnings.append("finish_hook_cmd is set but no role is enabled, so it will not run")
-    return Plan(rows, list(dict.fromkeys(warnings)))
+    return Plan(rows, list(dict.fromkeys(warnings)), list(dict.fromkeys(notes)))
 
 
 def _about_steps(config: Config, total_steps: int | None) -> Iterator[str]:
@@ -133,7 +140,9 @@ def _about_role(role: RoleConfig, world_size: int) -> Iterator[str]:
         yield from (f"{name}.finish_hook_ranks: {warning}" for warning in role.finish_ranks.warnings(world_size))
 
 
-def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: list[str]) -> list[_Tool]:
+def _tools(
+    role: RoleConfig, config: Config, registry_module: Any, warnings: list[str], notes: list[str]
+) -> list[_Tool]:
     """What the plan needs to know of a role's tools; one that cannot be loaded is planned with the bare config."""
     from rankscope.registry import advice, availability
 
@@ -149,7 +158,7 @@ def _tools(role: RoleConfig, config: Config, registry_module: Any, warnings: lis
                 warnings.append(f"{role.tool_path}: tool {name!r}{works} on this machine: {answer.why}")
             options, common = tool_options(factory, role, name)
             discrete = common.discrete
-            warnings.extend(f"{role.options_path(name)}: {text}" for text in advice(factory, options))
+            notes.extend(f"{name}: {text}" for text in advice(factory, options))
             suffix = str(getattr(factory, "suffix", ""))
             planned = getattr(factory, "planned", None)
         except ConfigError as error:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.cli import at_least_one
-from rankscope.cli.stages import StageTime, as_data, describe, of_role, read_stages
+from rankscope.cli.stages import NotATraceError, StageTime, as_data, describe, of_role, read_stages
 from rankscope.cli.status import within
 from rankscope.errors import CommandError
 from rankscope.table import human_size, render_table
@@ -212,6 +212,8 @@ class Captured:
             return []
         try:
             return read_stages(Path(path))
+        except NotATraceError:
+            return []  # of a tool that writes other JSON
         except (OSError, ValueError) as error:
             self.notes.append(f"no stage times of {Path(path).name}: {error}")
             return []

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
     parser.add_argument("--world-size", type=at_least_one, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--steps-total", type=at_least_one, metavar="T", help="number of steps of the run, if known")
-    parser.add_argument("--json", action="store_true", help="print JSON: {rows: [...], warnings: [...]}")
+    parser.add_argument("--json", action="store_true", help="print JSON: {rows: [...], warnings: [...], notes: [...]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,10 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     headers = ("role", "rank", "step", "tool", "profiled", "reason", "file")
     if plan.rows:
         print(render_table(headers, collapse(plan.rows), right=("step",)))
-    if plan.rows and plan.warnings:
+    if plan.rows and (plan.warnings or plan.notes):
         print()
     for warning in plan.warnings:
         print(f"warning: {warning}")
+    for note in plan.notes:
+        print(f"note: {note}")
     return 0
 
 

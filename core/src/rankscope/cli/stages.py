@@ -23,6 +23,10 @@ _STEP = re.compile(r"step\d+|ProfilerStep#\d+")
 _OF_TORCH = re.compile(r"[#:]|^DistributedDataParallel\.")  # Optimizer.step#Adam.step, gloo:all_reduce
 
 
+class NotATraceError(ValueError):
+    """It is JSON, and no trace."""
+
+
 @dataclasses.dataclass
 class StageTime:
     """All runs of one stage in one trace.
@@ -57,7 +61,7 @@ def read_stages(path: Path) -> list[StageTime]:
         raise ValueError(f"damaged: {error}") from error
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
-        raise ValueError("not a trace: no traceEvents")
+        raise NotATraceError("not a trace: no traceEvents")
     return stage_times(events)
 
 
