@@ -6,7 +6,10 @@ import atexit
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import io
 import os
+import random
 import signal
 import socket
 import sys
@@ -586,6 +589,72 @@ class BlocksASignal(RecordingBackend):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 
 
+@breaks("state", "the random numbers of random go on differently after the start of window 2")
+class SeedsRandom(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        random.seed(0)
+
+
+@breaks("state", "the random numbers of random go on differently after the stop of window 2")
+class DrawsAName(RecordingBackend):
+    @hookimpl
+    def stop(self, window: Window) -> None:
+        super().stop(window)
+        random.random()
+
+
+@breaks("state", "sys.stdout is another one after the stop of window 2: <_io.StringIO")
+class KeepsStandardOutput(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        sys.stdout = io.StringIO()
+
+
+@breaks("state", "standard output got 'step 2 is done' after the stop of window 2")
+class Prints(RecordingBackend):
+    @hookimpl
+    def stop(self, window: Window) -> None:
+        super().stop(window)
+        print(f"step {window.step} is done")
+
+
+@breaks("state", "sys.getrecursionlimit() is another one after the stop of window 2: ")
+class RaisesALimit(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+
+
+@breaks("state", "time.sleep is another one after the stop of window 2: functools.partial(<built-in")
+class WrapsSleep(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        time.sleep = functools.partial(time.sleep)
+
+
+@breaks("state", "each window leaves something behind: 1 more open files (/dev/null)")
+class LeavesAFileOpen(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        os.open(os.devnull, os.O_RDONLY)
+
+
+@breaks("state", "each window leaves something behind: 1 more threads ('sampler3')")
+class LeavesAThread(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        name = f"sampler{window.step}"
+        threading.Thread(target=threading.Event().wait, name=name, daemon=True).start()
+
+
+@breaks("state", "each window leaves something behind: 1 more child processes (")
+class LeavesAChild(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        os.posix_spawn("/bin/true", ["true"], {})  # never waited for
+
+
 @breaks("fork", "the forked child ended with exit status 1")
 class WritesInTheChild(RecordingBackend):
     @hookimpl
@@ -623,6 +692,30 @@ class TorchBarrier(RecordingBackend):
 
 class OnTorchBarrier(BackendConformance):
     factory = TorchBarrier
+
+
+class SeedsTorch(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        import torch
+
+        torch.manual_seed(0)
+
+
+class OnSeedsTorch(BackendConformance):
+    factory = SeedsTorch
+
+
+class HooksAllModules(RecordingBackend):
+    @hookimpl
+    def start(self, window: Window) -> None:
+        import torch
+
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+
+
+class OnHooksAllModules(BackendConformance):
+    factory = HooksAllModules
 
 
 # Files.

@@ -102,6 +102,18 @@ def test_a_collective_of_torch_is_found_out(problem_of: Find) -> None:
     assert "a hook used torch.distributed: barrier" in problem_of("OnTorchBarrier", "collectives")
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("OnSeedsTorch", "the random numbers of torch go on differently after the start of window 2"),
+        ("OnHooksAllModules", "the number of torch's global module hooks is another one after the stop of window 2: 2"),
+    ],
+)
+def test_what_a_window_leaves_in_torch_is_found_out(name: str, seen: str, problem_of: Find) -> None:
+    assert seen in problem_of(name, "state")
+
+
 def test_each_rule_has_a_bad_backend_and_a_test() -> None:
     assert {rule for rule, _ in bad.BAD.values()} == set(RULES)
     tests = {name for name in dir(BackendConformance) if name.startswith("test_")}

@@ -146,6 +146,7 @@ class BackendConformance:
     test_references = _test_of("references")
     # The process and the others.
     test_surroundings = _test_of("surroundings")
+    test_state = _test_of("state")
     test_fork = _test_of("fork")
     test_collectives = _test_of("collectives")
     # Files.

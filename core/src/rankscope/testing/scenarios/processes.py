@@ -9,6 +9,7 @@ import os
 from rankscope import annotate
 from rankscope.testing.life import Life
 from rankscope.testing.rules import RuleBroken, rule
+from rankscope.testing.state import Held, Quiet, captured_output, draw, require_no_leak, require_same_switches, switches
 from rankscope.testing.surroundings import Surroundings, tree
 from rankscope.testing.tripwire import lonely_rank, torch_group
 
@@ -35,6 +36,36 @@ def surroundings(life: Life) -> None:
     before.require_same("after finish()")
     handle.close()
     life.sound(handle, "the end")
+
+
+@rule
+def state(life: Life) -> None:
+    """A window leaves the process as it was: streams, random numbers, limits, hooks of others; no file or thread stays.
+
+    The first window may import and set up what then stays; the second and the third are looked at.
+    """
+    life.exercise()  # what the training changes by itself is not the tool's doing
+    handle = life.handle()
+    life.step(handle, 1)
+    with captured_output(life.folder / "stdout.txt") as output:
+        grown = []
+        for step in (2, 3):
+            draw()
+            before, held = switches(), Held.now()
+            quiet = Quiet(output)
+            life.start(handle, step)
+            with annotate("actor_update", scheduled=True):
+                quiet.require(f"after the start of window {step}")
+                life.exercise()
+                quiet.begin()
+                handle.step()
+            life.stop(handle, step)
+            quiet.require(f"after the stop of window {step}")
+            require_same_switches(before, f"after the stop of window {step}")
+            grown.append(held.settled())
+        require_no_leak(*grown)
+    life.end(handle)
+    life.told()
 
 
 @rule

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -63,6 +64,7 @@ class VizTracerBackend:
         self.context = context
         self.options = options
         self._tracer: Any = None
+        self._hook_of_threads: Any = None
 
     @hookimpl
     def start(self, window: Window) -> None:
@@ -73,6 +75,7 @@ class VizTracerBackend:
         import viztracer
 
         options = self.options
+        self._hook_of_threads = threading.getprofile()  # the tracer sets its own, and leaves it
         self._tracer = viztracer.VizTracer(
             tracer_entries=options.tracer_entries,
             max_stack_depth=options.max_stack_depth,
@@ -108,6 +111,7 @@ class VizTracerBackend:
         if tracer is None:
             return
         tracer.stop()
+        threading.setprofile(self._hook_of_threads)
         facts = {"role": window.role, "rank": self.context.rank, "step": window.step, "options": asdict(self.options)}
         with self.context.store.reserve(window, suffix=self.suffix) as file:
             tracer.dump(str(file.staged), sanitize_function_name=True)
