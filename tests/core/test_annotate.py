@@ -721,7 +721,8 @@ print([span.stage for span in recording.SPANS if span.step is None])
 
 def test_a_class_that_is_sent_to_another_process_by_value_is_annotated_there(site: Path, save_path: Path) -> None:
     """As Ray sends the classes that the driver's own script defines."""
-    library = next((name for name in ("cloudpickle", "ray.cloudpickle") if importlib.util.find_spec(name)), None)
+    libraries = {"cloudpickle": "cloudpickle", "ray": "ray.cloudpickle"}
+    library = next((libraries[name] for name in libraries if importlib.util.find_spec(name)), None)
     if library is None:
         pytest.skip("cloudpickle is not installed")
     environ = recording.environment(site)

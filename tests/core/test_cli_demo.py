@@ -114,6 +114,7 @@ def test_a_trace_is_read_packed_or_plain(tmp_path, suffix):
         gzip.compress(b'{"traceEvents": 3}'),
         gzip.compress(b"[" * 200_000),
     ],
+    ids=["empty", "no gzip", "cut off", "no JSON", "a number", "no list", "too deep"],  # the bytes hold the time
 )
 def test_a_damaged_trace_is_a_value_error(tmp_path, content):
     path = tmp_path / "trace.json.gz"
