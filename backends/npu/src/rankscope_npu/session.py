@@ -161,6 +161,8 @@ class Capture:
                 self._call(vendor.stop_recording)
             with contextlib.suppress(Exception):
                 self._call(self._profile.prof_if.finalize_trace)
+            if self._still_runs():
+                self._place.free()
 
     def _abandon(self) -> None:
         """After a start that failed half-way."""

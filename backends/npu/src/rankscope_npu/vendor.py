@@ -204,6 +204,11 @@ class HandlerPlace:
         found = getattr(self._creator, "_prof_path", None)
         return None if found is None else Path(found)
 
+    def free(self) -> None:
+        """After a capture of ours that torch_npu could not end (a full disk): it would refuse every later one."""
+        if self._creator is not None and hasattr(self._creator, "is_prof_inited"):
+            self._creator.is_prof_inited = False
+
     def remember(self, ours: Path) -> None:
         """Before a handler for our folder is made."""
         state = vars(self._creator) if self._creator is not None else {}
