@@ -17,7 +17,7 @@ Processes = Callable[..., Path]
 def processes(tmp_path: Path) -> Processes:
     """Writes a ``/proc`` in which each process is the parent of the next: pid -> command line."""
 
-    def write(commands: dict[int, list[str]], cwd: str = "/work") -> Path:
+    def write(commands: dict[int, list[str]], cwd: str = "/data") -> Path:
         parent = 1
         for pid, words in commands.items():
             folder = tmp_path / str(pid)
@@ -61,7 +61,7 @@ def test_what_nsys_was_told_is_read_from_its_command_line(processes: Processes) 
 def test_the_pid_in_the_name_is_that_of_the_process_which_nsys_started(processes: Processes) -> None:
     command = ["/bin/sh", "/usr/local/bin/nsys", "profile", "-oout_%p", "bash", "run.sh"]
     proc = processes({10: command, 11: LAUNCHER, 12: ["bash", "run.sh"], 13: ["python"], 14: ["python", "-c"]})
-    assert attached(proc, 14).stem == "/work/out_12"
+    assert attached(proc, 14).stem == "/data/out_12"
 
 
 @pytest.mark.parametrize(("words", "capture", "drives", "ends"), [
@@ -77,7 +77,7 @@ def test_whether_our_windows_drive_it(
 ) -> None:
     found = attached(processes({10: ["nsys", "profile", *words, "python"], 11: ["python"]}), 11)
     assert (found.capture, found.drives, found.end.ends) == (capture, drives, ends)
-    assert found.stem == "/work/report*"
+    assert found.stem == "/data/report*"
 
 
 def test_an_nsys_that_is_not_seen_is_attached_all_the_same(processes: Processes) -> None:
