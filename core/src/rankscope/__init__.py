@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankscope.markers import mark_annotate, mark_end_range, mark_range, mark_start_range
     from rankscope.memory import GPUMemoryLogger, MemoryLogger, log_gpu_memory_usage, log_memory_usage, memory_info
     from rankscope.profiler import DistProfiler
-    from rankscope.schedule import Schedule, ScheduleOptions, ScheduleWalk
+    from rankscope.schedule import Schedule, ScheduleOptions, ScheduleWalk, Stretch
     from rankscope.table import human_size, render_table
     from rankscope.timing import (
         gather_timing,
@@ -55,7 +55,7 @@ _HOME = {
         "memory_info",
     ),
     "rankscope.profiler": ("DistProfiler",),
-    "rankscope.schedule": ("Schedule", "ScheduleOptions", "ScheduleWalk"),
+    "rankscope.schedule": ("Schedule", "ScheduleOptions", "ScheduleWalk", "Stretch"),
     "rankscope.table": ("human_size", "render_table"),
     "rankscope.timing": (
         "gather_timing",
@@ -100,6 +100,7 @@ __all__ = [
     "Span",
     "StepGate",
     "Store",
+    "Stretch",
     "Window",
     "annotate",
     "check_choices",

@@ -55,6 +55,10 @@ The helper process calls it; it writes the temporary file and returns facts for 
         temporary.write_bytes(compress(staged.read_bytes(), arguments["level"]))
         return {"events": 1}
 
+A file that the tool itself writes whole below the save path is told with ``store.keep(path, window)``; one that lies
+elsewhere is named in ``relocate``. A directory may stand where a file does: make ``file.temporary`` one, or write into
+``store.stage(window)`` from ``start`` on. ``context.about(window)`` is what a file should say of its origin.
+
 Attributes that core reads from the entry point's object (all optional but ``Options``):
 
 ``Options``       frozen dataclass, every field with a default; a bool field ``discrete`` sets the tool's own default.

@@ -123,7 +123,6 @@ class DistProfiler:
         stage_dir = self.config.global_profiler.stage_dir
         self._stage_dir = Path(stage_dir) if stage_dir else None
         self.tools: tuple[Tool, ...] = ()
-        self._owned: dict[str, frozenset[str]] = {}
         self._say_plan()
         if self.enabled:
             if self.selected:
@@ -142,11 +141,11 @@ class DistProfiler:
 
     def _build(self) -> tuple[Tool, ...]:
         """Import, validate, construct and bind the tools of this role; the only place where a backend is made."""
-        built: list[tuple[str, object, CommonOptions]] = []
+        built: list[tuple[str, object, CommonOptions, frozenset[str]]] = []
         for name in self.section.tools:
             factory = registry.load(name, self.section.tool_path)
             options, common = tool_options(factory, self.section, name)
-            self._check_place(name, factory, options)
+            owned = self._check_place(name, factory, options)
             store = self._store(name)
             context = Context(
                 tool=name,
@@ -170,9 +169,8 @@ class DistProfiler:
                 raise ConfigError(
                     f"{self.section.tool_path}: tool {name!r} could not be set up: {type(error).__name__}: {error}"
                 ) from error
-            built.append((name, backend, common))
-            self._owned[name] = registry.owned(factory, options)
-        hooks = bind([(name, backend) for name, backend, _ in built])
+            built.append((name, backend, common, owned))
+        hooks = bind([(name, backend) for name, backend, *_ in built])
         return tuple(
             Tool(
                 name,
@@ -181,13 +179,13 @@ class DistProfiler:
                 self._faults,
                 discrete=common.discrete,
                 max_seconds=common.max_seconds,
-                owned=self._owned[name],
+                owned=owned,
             )
-            for name, backend, common in built
+            for name, backend, common, owned in built
         )
 
-    def _check_place(self, name: str, factory: Any, options: Any) -> None:
-        """Refuse, before training, a tool that cannot work in this process."""
+    def _check_place(self, name: str, factory: Any, options: Any) -> frozenset[str]:
+        """Refuse, before training, a tool that cannot work in this process; what it needs for itself here."""
         path = self.section.tool_path
         answer = registry.availability(factory)
         if not answer.available:
@@ -199,9 +197,10 @@ class DistProfiler:
             if f"{name}: {text}" not in _told:
                 _told.add(f"{name}: {text}")
                 self.logger.info(f"{name}: {text}")
+        owned = registry.owned(factory, options)
         for other in shutdown.handles():
             for tool in other.tools:
-                both = sorted(tool.owned & registry.owned(factory, options))
+                both = sorted(tool.owned & owned)
                 if tool.name != name and both:
                     raise ConfigError(
                         [
@@ -212,6 +211,7 @@ class DistProfiler:
                             )
                         ]
                     )
+        return owned
 
     def _store(self, tool: str) -> Store:
         common = self.config.global_profiler

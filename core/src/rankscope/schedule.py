@@ -6,7 +6,7 @@ Pure arithmetic, with the numbers of ``torch.profiler.schedule``.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Generic, Literal, Optional, TypeVar
 
 from rankscope.config.values import OptionError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rankscope.types import Span, Window
 
 Phase = Literal["idle", "warmup", "record"]
+Capture = TypeVar("Capture")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,40 @@ class Schedule:
         length = self.options.wait + self.options.warmup + self.options.active
         cycle, position = divmod(index, length)
         return position if self.cycles == 0 or cycle < self.cycles else None
+
+
+@dataclasses.dataclass
+class Stretch(Generic[Capture]):
+    """A stretch of a window that becomes one file.
+
+    Attributes:
+        capture: what the tool records it with.
+        first: the mini-batch in which it began; None without a schedule.
+        from_the_top: it began with the window, so it holds something even before the first mini-batch.
+        done: mini-batches that were finished in it.
+        begun: whether a mini-batch was seen to begin in it.
+    """
+
+    capture: Capture
+    first: int | None = None
+    from_the_top: bool = False
+    done: int = 0
+    begun: bool = False
+
+    @property
+    def mini_batches(self) -> tuple[int, int] | None:
+        """The first and the last one that it holds."""
+        if self.first is None or not (self.done or self.begun):
+            return None
+        return self.first, self.first + max(self.done, 1) - 1
+
+    @property
+    def part(self) -> str:
+        """The part of the file's name that says which mini-batches it holds."""
+        held = self.mini_batches
+        if held is None:
+            return ""
+        return f"mb{held[0]}" if held[0] == held[1] else f"mb{held[0]}-{held[1]}"
 
 
 class ScheduleWalk:

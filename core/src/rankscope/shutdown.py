@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -286,8 +287,9 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         patience.cancel()
         _flush_and_pass_on(number, frame)
 
-    patience.start()
-    outside_transition(now)
+    if not outside_transition(now):
+        with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be started any more
+            patience.start()
 
 
 class _Patience(threading.Thread):

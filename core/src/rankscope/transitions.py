@@ -54,12 +54,17 @@ def transition() -> Iterator[None]:
             action()
 
 
-def outside_transition(action: Callable[[], None]) -> None:
-    """Run an action now, or as soon as the window that is just opening or closing has done so (for signal handlers)."""
+def outside_transition(action: Callable[[], None]) -> bool:
+    """Run an action now, or as soon as the window that is just opening or closing has done so (for signal handlers).
+
+    Returns:
+        Whether it has run.
+    """
     if _transitions:
         _after_transition.append(action)
-    else:
-        action()
+        return False
+    action()
+    return True
 
 
 def _forget() -> None:

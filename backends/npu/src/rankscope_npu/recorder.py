@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankscope import Context, Schedule, ScheduleWalk, Span, Window
+from rankscope import Context, Schedule, ScheduleWalk, Span, Stretch, Window
 from rankscope_npu.folders import SUFFIX
 from rankscope_npu.marks import Mark, Marks
 from rankscope_npu.options import NpuOptions
 from rankscope_npu.session import Capture, CaptureLost
 
 FINISH = "rankscope_npu.finishing:finish"
-
-
-@dataclasses.dataclass
-class Segment:
-    """A stretch of the window that becomes one folder.
-
-    Attributes:
-        capture: torch_npu's session.
-        first: the mini-batch in which it began; None without a schedule.
-        from_the_top: it began with the window, so it holds something even before the first mini-batch.
-        done: mini-batches that were finished in it.
-        begun: whether a mini-batch was seen to begin in it.
-    """
-
-    capture: Capture
-    first: int | None = None
-    from_the_top: bool = False
-    done: int = 0
-    begun: bool = False
-
-    @property
-    def mini_batches(self) -> tuple[int, int] | None:
-        """The first and the last one that it holds."""
-        if self.first is None or not (self.done or self.begun):
-            return None
-        return self.first, self.first + max(self.done, 1) - 1
-
-    @property
-    def part(self) -> str:
-        """The part of the folder's name that says which mini-batches it holds."""
-        held = self.mini_batches
-        if held is None:
-            return ""
-        return f"mb{held[0]}" if held[0] == held[1] else f"mb{held[0]}-{held[1]}"
 
 
 class Recorder:
@@ -85,7 +50,7 @@ class Recorder:
         self._records_device = records_device
         schedule = Schedule.of(options.schedule, window)
         self._walk = ScheduleWalk(schedule) if schedule is not None else None
-        self._segment: Segment | None = None
+        self._segment: Stretch[Capture] | None = None
         self._waiting: Capture | None = None
         self._kept = 0
         self._lost = 0
@@ -140,7 +105,7 @@ class Recorder:
         waiting, self._waiting = self._waiting, None
         capture = self._begun(Capture.start, waiting)
         if capture is not None:
-            self._segment = Segment(capture, first, from_the_top)
+            self._segment = Stretch(capture, first, from_the_top)
             self._marks.resume()
 
     def _begun(self, begin: Callable[[Capture], None], capture: Capture | None = None) -> Capture | None:
@@ -180,7 +145,7 @@ class Recorder:
             self._lost += 1
             shutil.rmtree(capture.folder, ignore_errors=True)
 
-    def _hand_over(self, segment: Segment, about: dict[str, Any], seconds: float) -> None:
+    def _hand_over(self, segment: Stretch[Capture], about: dict[str, Any], seconds: float) -> None:
         facts: dict[str, Any] = {"seconds_blocked": seconds}
         held = segment.mini_batches
         if self._walk is not None and held is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rankscope import Context, Reservation, Schedule, ScheduleWalk, Span, Window
+from rankscope import Context, Reservation, Schedule, ScheduleWalk, Span, Stretch, Window
 from rankscope_torch.budget import Budget
 from rankscope_torch.options import TorchOptions
 from rankscope_torch.ranges import Labels, OwnRange, Range, TorchRange
@@ -38,33 +38,6 @@ def _nests(span: Span) -> bool:
         return around.kind == "sync"
     events = sys.modules.get("asyncio.events")
     return events is None or events._get_running_loop() is None  # noqa: SLF001 - documented for such use
-
-
-@dataclasses.dataclass
-class Segment:
-    """A stretch of the window that becomes one file.
-
-    Attributes:
-        capture: torch's session.
-        first: the mini-batch in which it began; None without a schedule.
-        from_the_top: it began with the window, so it holds something even before the first mini-batch.
-        done: mini-batches that were finished in it.
-        begun: whether a mini-batch was seen to begin in it.
-    """
-
-    capture: Capture
-    first: int | None = None
-    from_the_top: bool = False
-    done: int = 0
-    begun: bool = False
-
-    @property
-    def part(self) -> str:
-        """The part of the file's name that says which mini-batches it holds."""
-        if self.first is None or not (self.done or self.begun):
-            return ""
-        last = self.first + max(self.done, 1) - 1
-        return f"mb{self.first}" if last == self.first else f"mb{self.first}-{last}"
 
 
 @dataclasses.dataclass
@@ -117,7 +90,7 @@ class Recorder:
         self._thread = threading.get_ident()
         schedule = Schedule.of(options.schedule, window)
         self._walk = ScheduleWalk(schedule) if schedule is not None else None
-        self._segment: Segment | None = None
+        self._segment: Stretch[Capture] | None = None
         self._waiting: Capture | None = None
         self._ready: list[_Ready] = []
         self._rows: list[Range] = []
@@ -205,7 +178,7 @@ class Recorder:
         self._budget.begin()
         capture.start(time.time_ns())
         self._thread, self._native = threading.get_ident(), threading.get_native_id()
-        self._segment = Segment(capture, first, from_the_top)
+        self._segment = Stretch(capture, first, from_the_top)
 
     def _close_segment(self) -> None:
         segment, self._segment = self._segment, None
