@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from rankscope import finish
 from rankscope.artifacts.ledger import Ledger, read_ledgers
 from rankscope.finish import FinishCommand, FinishResult, claim_once, write_manifest
+from rankscope.testing import wait_for
 from rankscope.types import Artifact
 
 
@@ -23,13 +23,6 @@ def run(command: str | list[str], **facts: Any) -> tuple[FinishResult, list[str]
     lines: list[str] = []
     result = FinishCommand(command, **{"output": lines.append, "prefix": "", **facts}).run()
     return result, lines[:-1]  # the last line tells how it ended
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

@@ -23,7 +23,9 @@ for folder in (HERE, CORE):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
-from ray_kit import kill_processes_of, wait_for  # noqa: E402
+from ray_kit import kill_processes_of  # noqa: E402
+
+from rankscope.testing import wait_for  # noqa: E402
 
 KNOWN_WARNINGS = (
     # Ray leaves log files and sockets of a cluster to the garbage collector.

@@ -1,4 +1,4 @@
-"""Processes of a cluster, and waiting: for the tests and the fixtures of this folder."""
+"""Processes of a cluster; for the tests and the fixtures of this folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -38,10 +37,3 @@ def processes_with(text: str) -> list[int]:
             if text.encode() in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
     return found
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)

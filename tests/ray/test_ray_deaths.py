@@ -19,9 +19,10 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; install it with: 
 
 import ray_workers  # noqa: E402
 import recording  # noqa: E402
-from ray_kit import processes_with, wait_for  # noqa: E402
+from ray_kit import processes_with  # noqa: E402
 
 from rankscope.integrations.ray import Deadlines, RayGroup  # noqa: E402
+from rankscope.testing import wait_for  # noqa: E402
 
 Start = Callable[..., Any]
 Make = Callable[..., RayGroup]

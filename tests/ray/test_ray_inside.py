@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import recording
-from ray_kit import wait_for
 
 from rankscope import Artifact, DistProfiler, FaultError, shutdown, windows
 from rankscope.artifacts.exports import exports
 from rankscope.artifacts.ledger import Ledger
 from rankscope.integrations.actors import ending
 from rankscope.integrations.actors.inside import ProfiledRayActor, describe
+from rankscope.testing import wait_for
 from rankscope.topology import run_id
 
 Make = Callable[..., DistProfiler]

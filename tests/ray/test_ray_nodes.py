@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from ray_kit import wait_for
 from simulated import PaperTransport, facts, member
 
 from rankscope.integrations.actors import nodes
 from rankscope.integrations.actors.group import ActorGroup, Deadlines
 from rankscope.integrations.actors.members import Member
+from rankscope.testing import wait_for
 
 LOCAL = {"a": "disk a", "b": "disk b", "c": "disk c", "d": "disk d"}
 TWO = {"a": "ab", "b": "ab", "c": "cd", "d": "cd"}

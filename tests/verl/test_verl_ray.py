@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import TrainingWorkerConfig
 from verl_workers import CpuActorWorker, CpuTrainingWorker, batch
 
+from rankscope.testing import wait_for
 from rankscope_verl import trainers
 
 ACTOR, CRITIC = "actor_rollout_ref.actor.profiler", "critic.profiler"
@@ -82,14 +82,6 @@ def trainer(config: Any, actor: Any, critic: Any) -> Any:
     return made
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return condition()
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name.split("_pid")[0] for path in folder.glob("*_pid*"))
 
@@ -113,7 +105,7 @@ def test_a_job_on_ray(compose: Any, save_path: Path, tmp_path: Path, said: Calla
         run._stop_profiling()
     expected = [f"actor_train_step{step}_rank{rank}-of-2" for step in (1, 2) for rank in (0, 1)]
     expected += [f"critic_train_step{step}_rank1-of-2" for step in (1, 2)]
-    assert wait_for(lambda: len(names(save_path)) == len(expected))
+    wait_for(lambda: len(names(save_path)) == len(expected), 60)
     assert names(save_path) == sorted(expected)
     assert not told.exists()
 
@@ -133,13 +125,14 @@ def test_a_job_on_ray(compose: Any, save_path: Path, tmp_path: Path, said: Calla
 
     with pytest.raises(FloatingPointError):
         trainers._with_an_end(body)(run)
-    assert wait_for(told.exists)
-    assert wait_for(lambda: [name for name in names(save_path) if "step3" in name])
+    wait_for(told.exists, 60)
+    wait_for(lambda: [name for name in names(save_path) if "step3" in name], 60)
     text = said()
     assert "some workers could not be told that the run is over" in text
     assert "ActorDiedError" in text
     assert "actor_train-aborted_step3_rank0-of-2" in names(save_path)
-    assert wait_for(lambda: told.read_text().split()) == ["0", "3"]
+    wait_for(lambda: told.read_text().split(), 60)
+    assert told.read_text().split() == ["0", "3"]
     lines = [json.loads(line) for path in (save_path / ".rankscope").glob("*.jsonl") for line in path.open()]
     plans = {(line["role"], line["rank"], line["tool"]): line for line in lines if line["kind"] == "plan"}
     assert {key: plan["profiled"] for key, plan in plans.items()} == {
